@@ -1,0 +1,91 @@
+# lemma's build. `make` builds build/lemma; `make help` lists the rest. Debian 12 is the reference platform; tools/setup installs what is missing.
+CC      ?= gcc
+AR      ?= ar
+B       ?= build
+OPT     ?= -O3
+WERROR  ?= $(if $(CI),-Werror,)
+PREFIX  ?= /usr/local
+JOBS    ?= $(shell nproc)
+
+VERSION := 0.1.0
+COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+
+# Defined arithmetic: nothing is contracted, nothing is reassociated. One binary for any CPU of the architecture: only the files of an
+# instruction set's own folder are built for it, and they run only after a start-up check.
+ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
+CFLAGS  += -std=c17 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers $(WERROR) \
+           -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -Iinclude -Isrc -I$(B)/gen $(SAN)
+LDLIBS  += -ljansson -lpcre2-8 -lutf8proc -lm
+ISA_avx2   := -mavx2 -mfma -mf16c
+ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
+ISA_neon   :=
+
+ALL_SRC := $(sort $(shell find src -name '*.c'))
+ifeq ($(ARCH),x86_64)
+SRC := $(filter-out src/kernels/neon/%,$(ALL_SRC))
+else
+SRC := $(filter-out src/kernels/avx2/% src/kernels/avx512/%,$(ALL_SRC))
+endif
+CLI_SRC := $(sort $(wildcard cli/*.c))
+OBJ     := $(SRC:%.c=$(B)/%.o)
+CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
+GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
+
+.DEFAULT_GOAL := all
+.PHONY: all lib test unit asan fuzz bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+all:
+	@tools/setup --quiet build
+	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
+lib: $(B)/liblemma.a
+
+$(B)/liblemma.a: $(OBJ)
+	@rm -f $@
+	@$(AR) rcs $@ $^
+$(B)/lemma: $(CLI_OBJ) $(B)/liblemma.a
+	$(CC) $(CFLAGS) -o $@ $(CLI_OBJ) $(B)/liblemma.a $(LDFLAGS) $(LDLIBS)
+
+$(B)/src/kernels/avx2/%.o: CFLAGS += $(ISA_avx2)
+$(B)/src/kernels/avx512/%.o: CFLAGS += $(ISA_avx512)
+$(B)/%.o: %.c Makefile | $(GEN)
+	@mkdir -p $(@D)
+	@echo "CC $<"
+	@$(CC) $(CFLAGS) -MMD -MP -c -o $@ $<
+-include $(OBJ:.o=.d) $(CLI_OBJ:.o=.d)
+
+# Lists generated from the folders: a family or a storage type is added by adding its file.
+$(B)/gen/%_list.h: FORCE
+	@mkdir -p $(@D)
+	@tools/genlist $* > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+$(B)/gen/version.h: FORCE
+	@mkdir -p $(@D)
+	@printf '#define LM_VERSION "%s"\n#define LM_COMMIT "%s"\n' '$(VERSION)' '$(COMMIT)' > $@.new; cmp -s $@.new $@ && rm $@.new || mv $@.new $@
+
+# ---- tests ----------------------------------------------------------------------------------------------------------------------
+UNIT_SRC := $(sort $(wildcard tests/unit/test_*.c tests/kernels/test_*.c))
+UNIT_BIN := $(UNIT_SRC:%.c=$(B)/%)
+$(B)/tests/%: tests/%.c $(B)/liblemma.a
+	@mkdir -p $(@D)
+	@echo "CC $<"
+	@$(CC) $(CFLAGS) -Itests -MMD -MP -o $@ $< $(B)/liblemma.a $(LDFLAGS) -lcmocka $(LDLIBS)
+-include $(UNIT_BIN:=.d)
+unit: $(UNIT_BIN)
+
+SHARED ?=
+test:
+	@tools/setup --quiet build test
+	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma unit
+	@B=$(B) SHARED=$(SHARED) tests/run
+asan:
+	@tools/setup --quiet build test
+	@$(MAKE) --no-print-directory -j$(JOBS) B=build-asan OPT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" build-asan/lemma unit
+	@B=build-asan SHARED=$(SHARED) tests/run asan
+help:
+	@echo "make            build/lemma"
+	@echo "make test       everything (SHARED=DIR adds the tokenizers and templates kept outside the tree)"
+	@echo "make demo       fetch a real model, prove it, run it"
+	@echo "make asan       the tests under AddressSanitizer and UBSan"
+	@echo "make fuzz       the parsers' fuzz targets, a minute each"
+	@echo "make bench      speed as a share of this machine's limits"
+	@echo "make install    to PREFIX (default /usr/local)"
+clean:
+	rm -rf build build-asan build-fuzz build-aarch64

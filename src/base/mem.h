@@ -1,0 +1,44 @@
+/* Memory: checked sizes, an allocator that tests can make fail, and arenas (one per lifetime: model, session, request). */
+#ifndef LM_BASE_MEM_H
+#define LM_BASE_MEM_H
+#include "base/status.h"
+
+/* a*b and a+b, false on overflow (*out untouched then) */
+static inline bool lm_mul(uint64_t a, uint64_t b, uint64_t *out) {
+    uint64_t r;
+    if (__builtin_mul_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+static inline bool lm_add(uint64_t a, uint64_t b, uint64_t *out) {
+    uint64_t r;
+    if (__builtin_add_overflow(a, b, &r)) return false;
+    *out = r;
+    return true;
+}
+
+/* malloc/calloc/realloc/free that a test can make fail: after lm_alloc_fail_after(n) the n-th following call returns NULL
+ * (n = 0 turns it off). Process-wide; only tests set it. lm_calloc checks n*size. */
+void *lm_malloc(size_t n);
+void *lm_calloc(size_t n, size_t size);
+void *lm_realloc(void *p, size_t n);
+void lm_free(void *p);
+char *lm_strdup(const char *s);
+char *lm_strndup(const char *s, size_t n);
+void lm_alloc_fail_after(uint64_t n);
+
+/* 64-byte aligned, zeroed on demand by the kernel; `huge` asks for transparent huge pages. NULL when out of memory.
+ * Free with lm_pages_free and the same size. */
+void *lm_pages_alloc(size_t bytes, bool huge);
+void lm_pages_free(void *p, size_t bytes);
+
+/* A growing arena: allocations live until the arena is destroyed. Not thread-safe. */
+typedef struct lm_arena lm_arena;
+lm_arena *lm_arena_create(void);
+void lm_arena_destroy(lm_arena *a);
+void *lm_arena_alloc(lm_arena *a, size_t bytes);             /* 64-byte aligned, zeroed; NULL when out of memory */
+void *lm_arena_calloc(lm_arena *a, size_t n, size_t size);   /* the same, n*size checked */
+char *lm_arena_strndup(lm_arena *a, const char *s, size_t n);
+char *lm_arena_printf(lm_arena *a, const char *fmt, ...) LM_PRINTF(2, 3);
+size_t lm_arena_bytes(const lm_arena *a);                    /* bytes held */
+#endif

@@ -1,0 +1,22 @@
+/* The thread pool. Work is a number of independent tasks handed out dynamically; which thread runs a task never changes a bit of
+ * its result. The calling thread takes part. One job at a time per pool; jobs don't nest.
+ * Waiting is a bounded spin and then a futex, so that an idle pool costs nothing and a busy neighbour is not starved. */
+#ifndef LM_BASE_THREADS_H
+#define LM_BASE_THREADS_H
+#include "base/status.h"
+
+typedef struct lm_pool lm_pool;
+/* task: 0 ≤ task < n_tasks; thread: 0 ≤ thread < lm_pool_size(pool), for scratch */
+typedef void (*lm_task_fn)(void *ctx, uint32_t task, uint32_t thread);
+
+/* n_threads 0: one per physical core that the process may use. Each thread sets round-to-nearest with denormals kept and checks it. */
+lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err);
+void lm_pool_destroy(lm_pool *p);
+uint32_t lm_pool_size(const lm_pool *p);
+void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks);
+uint32_t lm_physical_cores(void);
+double lm_now(void); /* seconds, monotonic */
+/* Sets MXCSR/FPCR of the calling thread to the arithmetic that the contract needs; the pool does it for its own threads. */
+void lm_fp_env_set(void);
+bool lm_fp_env_ok(void);
+#endif
