@@ -24,6 +24,7 @@ void *lm_calloc(size_t n, size_t size);
 void *lm_realloc(void *p, size_t n);
 void lm_free(void *p);
 char *lm_strdup(const char *s);
+/* exactly n bytes (NULs too) and a NUL after them; the arena's the same */
 char *lm_strndup(const char *s, size_t n);
 void lm_alloc_fail_after(uint64_t n);
 
