@@ -1,0 +1,26 @@
+/* Q3_K: 32 bytes of third bits, 64 bytes of 2-bit quants, 16 six-bit scales in 12 bytes, half d; 256 elements in groups of 16.
+ * d*(scale - 32)*q, where a clear third bit takes 4 off q. */
+#include "quant/blocks.h"
+
+enum { BYTES = 110 };
+
+/* The low nibbles of 8 bytes, then their high nibbles; two more bits each from 4 further bytes, plane by plane. */
+static int scale_of(const uint8_t *s, int g) {
+    int low = s[g % 8] >> (g / 8 * 4) & 15, high = s[8 + g % 4] >> (g / 4 * 2) & 3;
+    return (low | high << 4) - 32;
+}
+
+static void decode(const uint8_t *src, double *dst, size_t n) {
+    int8_t q[LM_QK_K];
+    for (; n; n--, src += BYTES, dst += LM_QK_K) {
+        double d = lm_load_half(src + 108);
+        lm_crumbs(q, src + 32);
+        for (int i = 0; i < LM_QK_K; i++)
+            if (!(src[i % 32] >> (i / 32) & 1)) q[i] = (int8_t)(q[i] - 4);
+        for (int g = 0; g < 16; g++) lm_scale_f64(dst + 16 * g, d * scale_of(src + 96, g), q + 16 * g, 16);
+    }
+}
+
+const lm_dtype lm_dtype_Q3_K = {
+    .name = "Q3_K", .gguf_id = 11, .block = LM_QK_K, .bytes = BYTES, .decode = decode,
+};
