@@ -23,23 +23,22 @@ static uint32_t be32(const uint8_t *p) { return (uint32_t)p[0] << 24 | (uint32_t
 
 static void blocks_c(uint32_t h[8], const uint8_t *p, size_t n) {
     for (; n; n--, p += 64) {
-        uint32_t w[64], v[8];
+        uint32_t w[64];
         for (int i = 0; i < 16; i++) w[i] = be32(p + 4 * i);
         for (int i = 16; i < 64; i++) {
             uint32_t s0 = ror(w[i - 15], 7) ^ ror(w[i - 15], 18) ^ w[i - 15] >> 3;
             uint32_t s1 = ror(w[i - 2], 17) ^ ror(w[i - 2], 19) ^ w[i - 2] >> 10;
             w[i] = w[i - 16] + s0 + w[i - 7] + s1;
         }
-        memcpy(v, h, sizeof v);
+        uint32_t a = h[0], b = h[1], c = h[2], d = h[3], e = h[4], f = h[5], g = h[6], k = h[7];
+#pragma GCC unroll 8
         for (int i = 0; i < 64; i++) {
-            uint32_t a = v[0], e = v[4];
-            uint32_t t1 = v[7] + (ror(e, 6) ^ ror(e, 11) ^ ror(e, 25)) + ((e & v[5]) ^ (~e & v[6])) + K[i] + w[i];
-            uint32_t t2 = (ror(a, 2) ^ ror(a, 13) ^ ror(a, 22)) + ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-            memmove(v + 1, v, 7 * sizeof *v);
-            v[4] += t1;
-            v[0] = t1 + t2;
+            uint32_t t1 = k + (ror(e, 6) ^ ror(e, 11) ^ ror(e, 25)) + ((e & f) ^ (~e & g)) + K[i] + w[i];
+            uint32_t t2 = (ror(a, 2) ^ ror(a, 13) ^ ror(a, 22)) + ((a & b) ^ (a & c) ^ (b & c));
+            k = g, g = f, f = e, e = d + t1;
+            d = c, c = b, b = a, a = t1 + t2;
         }
-        for (int i = 0; i < 8; i++) h[i] += v[i];
+        h[0] += a, h[1] += b, h[2] += c, h[3] += d, h[4] += e, h[5] += f, h[6] += g, h[7] += k;
     }
 }
 
