@@ -10,7 +10,7 @@ from gguf import quants
 
 TABLES = [("lm_iq2_xxs_grid", quants.IQ2_XXS), ("lm_iq2_xs_grid", quants.IQ2_XS), ("lm_iq2_s_grid", quants.IQ2_S),
           ("lm_iq3_xxs_grid", quants.IQ3_XXS), ("lm_iq3_s_grid", quants.IQ3_S), ("lm_iq1_grid", quants.IQ1_S)]
-PER_LINE = 18
+PER_LINE = 16
 
 print("/* The IQ types' codebooks, from gguf %s by tools/make_iq_grids.py: do not edit. */" % importlib.metadata.version("gguf"))
 print('#include "quant/iq_grids.h"')

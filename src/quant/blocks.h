@@ -46,7 +46,8 @@ static inline void lm_nibbles(int8_t *q, const uint8_t *src, size_t n) {
 }
 /* 64 bytes to 256 two-bit values: each run of 32 bytes holds four planes of 32 */
 static inline void lm_crumbs(int8_t *q, const uint8_t *src) {
-    for (int i = 0; i < LM_QK_K; i++) q[i] = (int8_t)((src[i / 128 * 32 + i % 32] >> (i / 32 % 4 * 2)) & 3);
+    for (int c = 0; c < 8; c++)
+        for (int i = 0; i < 32; i++) q[32 * c + i] = (int8_t)(src[c / 4 * 32 + i] >> (c % 4 * 2) & 3);
 }
 
 /* The quantizers' conversion of a scaled value: truncated and clipped to 0..hi. What is not finite becomes 0, as the reference's

@@ -15,8 +15,8 @@ static void decode(const uint8_t *src, double *dst, size_t n) {
     for (; n; n--, src += BYTES, dst += LM_QK_K) {
         double d = lm_load_half(src + 108);
         lm_crumbs(q, src + 32);
-        for (int i = 0; i < LM_QK_K; i++)
-            if (!(src[i % 32] >> (i / 32) & 1)) q[i] = (int8_t)(q[i] - 4);
+        for (int c = 0; c < 8; c++)
+            for (int i = 0; i < 32; i++) q[32 * c + i] = (int8_t)(q[32 * c + i] - (src[i] >> c & 1 ? 0 : 4));
         for (int g = 0; g < 16; g++) lm_scale_f64(dst + 16 * g, d * scale_of(src + 96, g), q + 16 * g, 16);
     }
 }
