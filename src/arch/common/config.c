@@ -1,0 +1,227 @@
+#include "arch/common/arch.h"
+#include <stdio.h>
+#include <string.h>
+
+/* Copies the next spelling of "a|b|c" to buf; returns the rest, or NULL after the last. */
+static const char *next_spelling(const char *list, char *buf, size_t n) {
+    const char *bar = strchr(list, '|');
+    size_t len = bar ? (size_t)(bar - list) : strlen(list);
+    if (len >= n) len = n - 1;
+    memcpy(buf, list, len);
+    buf[len] = 0;
+    return bar ? bar + 1 : NULL;
+}
+
+static const lm_value *take(lm_b *b, const char *key) {
+    const lm_value *v = lm_meta_get(&b->src->meta, key);
+    if (!v) return NULL;
+    const lm_meta_entry *e = (const lm_meta_entry *)((const char *)v - offsetof(lm_meta_entry, value));
+    b->key_used[e - b->src->meta.entry] = 1;
+    return v->kind == LM_V_NULL ? NULL : v;
+}
+
+/* The name under which the key was looked up, for messages: the first spelling. */
+static void shown_name(lm_b *b, const char *hf, const char *gguf, char *buf, size_t n) {
+    char first[120];
+    const char *list = b->gguf ? gguf : hf;
+    next_spelling(list ? list : "?", first, sizeof first);
+    if (b->gguf) snprintf(buf, n, "%s%s%s", first[0] == '=' ? "" : b->arch->gguf, first[0] == '=' ? "" : ".", first + (first[0] == '='));
+    else snprintf(buf, n, "%s%s", b->prefix, first);
+}
+
+const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
+    const char *list = b->gguf ? gguf : hf;
+    const lm_value *found = NULL;
+    char one[120], key[200];
+    while (list) {
+        list = next_spelling(list, one, sizeof one);
+        if (b->gguf) {
+            if (one[0] == '=') snprintf(key, sizeof key, "%s", one + 1);
+            else snprintf(key, sizeof key, "%s.%s", b->arch->gguf, one);
+        } else {
+            snprintf(key, sizeof key, "%s%s", b->prefix, one);
+        }
+        const lm_value *v = take(b, key);
+        if (!v && !b->gguf && b->prefix[0]) v = take(b, one); /* a multimodal config says some things at the top only */
+        if (v && !found) found = v;
+    }
+    return found;
+}
+
+bool lm_cfg_has(lm_b *b, const char *hf, const char *gguf) { return lm_cfg_raw(b, hf, gguf) != NULL; }
+void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf) { (void)lm_cfg_raw(b, hf, gguf); }
+
+static uint32_t wrong_type(lm_b *b, const char *hf, const char *gguf, const char *want) {
+    char name[200];
+    shown_name(b, hf, gguf, name, sizeof name);
+    return lm_graph_fail(&b->g, LM_FORMAT, name, "should be %s", want);
+}
+
+/* An integer, also when a writer spelled it 8.0. */
+static bool as_int(const lm_value *v, int64_t *out) {
+    if (v->kind == LM_V_INT && (v->i >= 0) == (v->u == (uint64_t)v->i)) return *out = v->i, true;
+    if (v->kind == LM_V_FLOAT && v->f == floor(v->f) && fabs(v->f) < 9e15) return *out = (int64_t)v->f, true;
+    return false;
+}
+
+uint32_t lm_cfg_u32(lm_b *b, const char *hf, const char *gguf, int64_t def, uint32_t min, uint32_t max) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    char name[200];
+    int64_t i;
+    if (!v) {
+        if (def != LM_REQUIRED || !lm_graph_ok(&b->g)) return def == LM_REQUIRED ? min : (uint32_t)def;
+        shown_name(b, hf, gguf, name, sizeof name);
+        lm_graph_fail(&b->g, LM_FORMAT, name, "is missing from the model's config");
+        return min;
+    }
+    /* a per-layer array that says the same for every layer stands for one number */
+    lm_value first = *v;
+    if (v->kind == LM_V_ARRAY && v->elem == LM_V_INT && v->arr.n > 0) {
+        const int64_t *a = v->arr.data;
+        first.kind = LM_V_INT;
+        first.i = a[0];
+        first.u = (uint64_t)a[0];
+        for (uint64_t k = 1; k < v->arr.n; k++)
+            if (a[k] != a[0]) first.kind = LM_V_OTHER;
+    }
+    if (!as_int(&first, &i)) {
+        wrong_type(b, hf, gguf, "an integer");
+        return min;
+    }
+    if (i < (int64_t)min || i > (int64_t)max) {
+        shown_name(b, hf, gguf, name, sizeof name);
+        lm_graph_fail(&b->g, LM_RANGE, name, "is %lld; it must be between %u and %u", (long long)i, min, max);
+        return min;
+    }
+    return (uint32_t)i;
+}
+
+double lm_cfg_f64(lm_b *b, const char *hf, const char *gguf, double def) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    char name[200];
+    if (!v) {
+        if (!isnan(def)) return def;
+        shown_name(b, hf, gguf, name, sizeof name);
+        lm_graph_fail(&b->g, LM_FORMAT, name, "is missing from the model's config");
+        return 1.0;
+    }
+    double f = v->kind == LM_V_INT ? (double)v->i : v->f;
+    if (v->kind != LM_V_INT && v->kind != LM_V_FLOAT) {
+        wrong_type(b, hf, gguf, "a number");
+        return 1.0;
+    }
+    if (!isfinite(f)) {
+        shown_name(b, hf, gguf, name, sizeof name);
+        lm_graph_fail(&b->g, LM_RANGE, name, "is not a finite number");
+        return 1.0;
+    }
+    return f;
+}
+
+bool lm_cfg_bool(lm_b *b, const char *hf, const char *gguf, bool def) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) return def;
+    if (v->kind != LM_V_BOOL) {
+        wrong_type(b, hf, gguf, "true or false");
+        return def;
+    }
+    return v->b;
+}
+
+const char *lm_cfg_str(lm_b *b, const char *hf, const char *gguf, const char *def) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) return def;
+    if (v->kind != LM_V_STRING) {
+        wrong_type(b, hf, gguf, "a string");
+        return def;
+    }
+    return v->str.s;
+}
+
+static bool check_count(lm_b *b, const char *hf, const char *gguf, const lm_value *v, uint32_t n) {
+    if (v->arr.n == n) return true;
+    char name[200];
+    shown_name(b, hf, gguf, name, sizeof name);
+    lm_graph_fail(&b->g, LM_FORMAT, name, "lists %llu values, the model needs %u", (unsigned long long)v->arr.n, n);
+    return false;
+}
+
+bool lm_cfg_u32s(lm_b *b, const char *hf, const char *gguf, uint32_t *out, uint32_t n) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) return false;
+    int64_t i = 0;
+    if (v->kind == LM_V_ARRAY && v->elem == LM_V_INT) {
+        if (!check_count(b, hf, gguf, v, n)) return false;
+        for (uint32_t k = 0; k < n; k++) {
+            i = ((const int64_t *)v->arr.data)[k];
+            if (i < 0 || i > INT32_MAX) return (void)wrong_type(b, hf, gguf, "a list of integers from 0 to 2^31-1"), false;
+            out[k] = (uint32_t)i;
+        }
+        return true;
+    }
+    if (!as_int(v, &i) || i < 0 || i > INT32_MAX) return (void)wrong_type(b, hf, gguf, "an integer or one per layer"), false;
+    for (uint32_t k = 0; k < n; k++) out[k] = (uint32_t)i;
+    return true;
+}
+
+bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_t n) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) return false;
+    if (v->kind == LM_V_ARRAY && (v->elem == LM_V_FLOAT || v->elem == LM_V_INT)) {
+        if (!check_count(b, hf, gguf, v, n)) return false;
+        for (uint32_t k = 0; k < n; k++) out[k] = v->elem == LM_V_INT ? (double)((const int64_t *)v->arr.data)[k] : ((const double *)v->arr.data)[k];
+    } else if (v->kind == LM_V_INT || v->kind == LM_V_FLOAT) {
+        for (uint32_t k = 0; k < n; k++) out[k] = v->kind == LM_V_INT ? (double)v->i : v->f;
+    } else {
+        return (void)wrong_type(b, hf, gguf, "a number or a list of numbers"), false;
+    }
+    for (uint32_t k = 0; k < n; k++)
+        if (!isfinite(out[k])) return (void)wrong_type(b, hf, gguf, "a list of finite numbers"), false;
+    return true;
+}
+
+bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t n) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) return false;
+    if (v->kind != LM_V_ARRAY || v->elem != LM_V_BOOL) return (void)wrong_type(b, hf, gguf, "a list of booleans"), false;
+    if (!check_count(b, hf, gguf, v, n)) return false;
+    for (uint32_t k = 0; k < n; k++) out[k] = ((const uint8_t *)v->arr.data)[k] != 0;
+    return true;
+}
+
+bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v || v->kind != LM_V_ARRAY || v->elem != LM_V_STRING || i >= v->arr.n) return false;
+    *out = ((const lm_str *)v->arr.data)[i].s;
+    return true;
+}
+
+void lm_cfg_expect_bool(lm_b *b, const char *hf, const char *gguf, bool want) {
+    if (lm_cfg_bool(b, hf, gguf, want) == want) return;
+    char name[200];
+    shown_name(b, hf, gguf, name, sizeof name);
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "is %s; lemma's %s knows only %s", want ? "false" : "true", b->arch->name, want ? "true" : "false");
+}
+
+void lm_cfg_expect_str(lm_b *b, const char *hf, const char *gguf, const char *want) {
+    const char *s = lm_cfg_str(b, hf, gguf, want);
+    if (!s || !strcmp(s, want)) return;
+    char name[200];
+    shown_name(b, hf, gguf, name, sizeof name);
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "is '%.60s'; lemma's %s knows only '%s'", s, b->arch->name, want);
+}
+
+lm_act lm_cfg_act(lm_b *b, const char *hf, lm_act def) {
+    static const struct { const char *name; lm_act act; } known[] = {
+        {"silu", LM_ACT_SILU}, {"swish", LM_ACT_SILU}, {"gelu", LM_ACT_GELU}, {"gelu_new", LM_ACT_GELU_TANH},
+        {"gelu_pytorch_tanh", LM_ACT_GELU_TANH}, {"relu", LM_ACT_RELU}, {"relu2", LM_ACT_RELU2}, {"sigmoid", LM_ACT_SIGMOID}, {"tanh", LM_ACT_TANH},
+    };
+    const char *s = b->gguf ? NULL : lm_cfg_str(b, hf, NULL, NULL);
+    if (!s) return def;
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++)
+        if (!strcmp(s, known[i].name)) return known[i].act;
+    char name[200];
+    shown_name(b, hf, NULL, name, sizeof name);
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "activation '%.60s' is not known to lemma", s);
+    return def;
+}
