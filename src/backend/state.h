@@ -2,9 +2,10 @@
  *
  * KV, latent and index caches are pages of 256 positions aligned to absolute position; a page holds, for each head, keys [256][dk] then
  * values [256][dv], elements of elem_size bytes in the backend's own format. Pages are reference-counted and copied on write, so a fork is
- * cheap. A page that lies wholly before a slot's window is let go. Recurrent caches (conv, delta) are blocks of state that the backend
- * reads and writes in place; they can't be rolled back, so checkpoints are kept: at every multiple of 256 positions (the newest
- * LM_CHECKPOINTS of them) and whenever lm_state_checkpoint is called.
+ * cheap. A page that lies wholly before a slot's window is let go, one page late, so that going back by up to 256 positions is always
+ * possible. Recurrent caches (conv, delta) are blocks of state that the backend reads and writes in place; they can't be rolled back, so
+ * checkpoints are kept: at every commit that ends on a multiple of 256 positions (so whoever cuts the chunks ends them there) and whenever
+ * lm_state_checkpoint is called (the newest LM_CHECKPOINTS of each). A backend that can fail after writing a block works on a copy.
  * Not thread-safe, except that different sequences' states may be used from different threads (shared pages are counted atomically).
  */
 #ifndef LM_BACKEND_STATE_H

@@ -96,7 +96,7 @@ typedef struct lm_cache_slot {
     X(SLICE)      /* groups of columns, copied out */ \
     X(CONCAT)     /* a | b */ \
     X(SPARSIFY)   /* relu(a − (mean + std * c)): gemma3n's activation sparsity */ \
-    X(MATCH_RMS)  /* a * rms(b) / max(rms(a), eps): gemma3n's magnitude matching */ \
+    X(MATCH_RMS)  /* a * √mean(b²) / √max(mean(a²), eps): gemma3n's magnitude matching */ \
     X(MIX)        /* streams of width H mixed by per-row coefficients: out_i = Σ_j coef[j*n+i] a_j (+ a_i) */ \
     X(SPREAD)     /* out_i = a_i + coef_i * b : one vector b spread over n streams */
 

@@ -1,0 +1,336 @@
+/* Sequence states: pages and blocks shared by reference count.
+ *
+ * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about
+ * to be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs
+ * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS of each kind (due at multiples of LM_PAGE; asked for) are
+ * kept. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
+ */
+#include "backend/state_impl.h"
+#include <stdatomic.h>
+#include <string.h>
+
+struct lm_state_buf {
+    atomic_uint refs;
+    uint8_t *data; /* 64-byte aligned, inside the same allocation */
+};
+
+static lm_state_buf *buf_new(uint64_t bytes) {
+    uint64_t total;
+    if (!lm_add(bytes, sizeof(lm_state_buf) + 63, &total) || total > SIZE_MAX) return NULL;
+    lm_state_buf *b = lm_calloc(1, (size_t)total);
+    if (!b) return NULL;
+    atomic_init(&b->refs, 1);
+    b->data = (uint8_t *)(((uintptr_t)(b + 1) + 63) & ~(uintptr_t)63);
+    return b;
+}
+static lm_state_buf *buf_ref(lm_state_buf *b) {
+    if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
+    return b;
+}
+static void buf_unref(lm_state_buf *b) {
+    if (b && atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) == 1) lm_free(b);
+}
+static bool buf_shared(const lm_state_buf *b) { return atomic_load_explicit(&b->refs, memory_order_acquire) > 1; }
+static lm_state_buf *buf_copy(const lm_state_buf *b, uint64_t bytes) {
+    lm_state_buf *n = buf_new(bytes);
+    if (n) memcpy(n->data, b->data, bytes);
+    return n;
+}
+uint8_t *lm_state_buf_data(const lm_state_buf *b) { return b->data; }
+
+bool lm_slot_paged(const lm_cache_slot *c) { return c->kind == LM_CACHE_KV || c->kind == LM_CACHE_LATENT || c->kind == LM_CACHE_INDEX; }
+
+/* Elements of a page or of a block; false on overflow. */
+static bool slot_elements(const lm_cache_slot *c, uint64_t *out) {
+    uint64_t n = c->heads;
+    if (c->kind == LM_CACHE_CONV) return lm_mul(c->dv, c->dk, out);
+    if (c->kind == LM_CACHE_DELTA) return lm_mul(n, c->dk, &n) && lm_mul(n, c->dv, out);
+    return lm_mul(n, (uint64_t)c->dk + c->dv, &n) && lm_mul(n, LM_PAGE, out);
+}
+
+static uint32_t pages_for(uint32_t length) { return length / LM_PAGE + (length % LM_PAGE != 0); }
+
+lm_status lm_state_create(const lm_program *p, uint32_t elem_size, lm_state **out, lm_error *err) {
+    uint32_t n = p->n_slots;
+    lm_state *s = lm_calloc(1, sizeof *s);
+    if (!s) return lm_fail_nomem(err, "a sequence's state", sizeof *s);
+    *s = (lm_state){.program = p, .elem_size = elem_size, .n_slots = n, .rope_set = -1};
+    s->slot = lm_calloc(n ? n : 1, sizeof *s->slot);
+    s->kept = lm_calloc((size_t)LM_KEPT * (n ? n : 1), sizeof *s->kept);
+    if (!s->slot || !s->kept) {
+        lm_state_free(s);
+        return lm_fail_nomem(err, "a sequence's state", n * sizeof *s->slot);
+    }
+    for (uint32_t i = 0; i < LM_KEPT; i++) s->check[i].block = s->kept + (size_t)i * n;
+    for (uint32_t i = 0; i < n; i++) {
+        s->slot[i].desc = p->slot[i];
+        if (!slot_elements(&p->slot[i], &s->slot[i].bytes) || !lm_mul(s->slot[i].bytes, elem_size, &s->slot[i].bytes)) {
+            lm_state_free(s);
+            return lm_fail(err, LM_RANGE, "cache slot %u: its size overflows", i);
+        }
+        if (!lm_slot_paged(&p->slot[i])) s->recurrent = true;
+    }
+    *out = s;
+    return LM_OK;
+}
+
+static void slot_clear(lm_state_slot *t) {
+    for (uint32_t i = 0; i < t->n_pages; i++) buf_unref(t->page[i]);
+    t->n_pages = t->first = 0;
+    buf_unref(t->block);
+    t->block = NULL;
+}
+static void check_drop(lm_state *s, lm_state_check *c) {
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        buf_unref(c->block[i]);
+        c->block[i] = NULL;
+    }
+    c->used = false;
+}
+
+void lm_state_free(lm_state *s) {
+    if (!s) return;
+    for (uint32_t i = 0; i < LM_KEPT; i++)
+        if (s->check[i].used) check_drop(s, &s->check[i]);
+    for (uint32_t i = 0; s->slot && i < s->n_slots; i++) {
+        slot_clear(&s->slot[i]);
+        lm_free(s->slot[i].page);
+    }
+    lm_free(s->slot);
+    lm_free(s->kept);
+    lm_free(s);
+}
+
+uint32_t lm_state_length(const lm_state *s) { return s->length; }
+int lm_state_rope_set(const lm_state *s) { return s->rope_set; }
+void lm_state_set_rope_set(lm_state *s, int set) { s->rope_set = set; }
+
+uint64_t lm_state_bytes(const lm_state *s) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        const lm_state_slot *t = &s->slot[i];
+        for (uint32_t j = 0; j < t->n_pages; j++) n += t->page[j] ? t->bytes : 0;
+        n += t->block ? t->bytes : 0;
+        for (uint32_t j = 0; j < LM_KEPT; j++) n += s->check[j].used && s->check[j].block[i] ? t->bytes : 0;
+    }
+    return n;
+}
+
+/* Room for `n` pages in the slot's table; the table itself is no visible change. */
+static bool table_grow(lm_state_slot *t, uint32_t n) {
+    if (n <= t->cap_pages) return true;
+    uint32_t cap = t->cap_pages < 4 ? 4 : t->cap_pages;
+    while (cap < n) cap += cap / 2;
+    lm_state_buf **q = lm_realloc(t->page, cap * sizeof *q);
+    if (!q) return false;
+    t->page = q;
+    t->cap_pages = cap;
+    return true;
+}
+
+/* One slot's part of a reserve: what it needs is put in fresh[], index 0 for a block, page − from for a page. */
+static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, lm_state_buf **fresh) {
+    if (!lm_slot_paged(&t->desc)) {
+        if (t->block && !buf_shared(t->block)) return true;
+        fresh[0] = t->block ? buf_copy(t->block, t->bytes) : buf_new(t->bytes);
+        return fresh[0] != NULL;
+    }
+    if (!table_grow(t, to)) return false;
+    for (uint32_t i = from; i < to; i++) {
+        lm_state_buf *old = i < t->n_pages ? t->page[i] : NULL;
+        if (old && !buf_shared(old)) continue;
+        fresh[i - from] = old ? buf_copy(old, t->bytes) : buf_new(t->bytes);
+        if (!fresh[i - from]) return false;
+    }
+    return true;
+}
+static void slot_install(lm_state_slot *t, uint32_t from, uint32_t to, lm_state_buf **fresh) {
+    if (!lm_slot_paged(&t->desc)) {
+        if (!fresh[0]) return;
+        buf_unref(t->block);
+        t->block = fresh[0];
+        return;
+    }
+    while (t->n_pages < to) t->page[t->n_pages++] = NULL;
+    for (uint32_t i = from; i < to; i++) {
+        if (!fresh[i - from]) continue;
+        buf_unref(t->page[i]);
+        t->page[i] = fresh[i - from];
+    }
+}
+
+lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
+    if (n > UINT32_MAX - LM_PAGE - s->length)
+        return lm_fail(err, LM_RANGE, "%u positions after %u are more than a sequence can have", n, s->length);
+    if (!n) return LM_OK;
+    uint32_t from = s->length / LM_PAGE, to = pages_for(s->length + n), per = to - from;
+    lm_state_buf **fresh = lm_calloc((size_t)per * (s->n_slots ? s->n_slots : 1), sizeof *fresh);
+    bool ok = fresh != NULL;
+    for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, fresh + (size_t)i * per);
+    if (ok)
+        for (uint32_t i = 0; i < s->n_slots; i++) slot_install(&s->slot[i], from, to, fresh + (size_t)i * per);
+    else if (fresh)
+        for (size_t i = 0; i < (size_t)per * s->n_slots; i++) buf_unref(fresh[i]);
+    lm_free(fresh);
+    if (ok) return LM_OK;
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < s->n_slots; i++) bytes += s->slot[i].bytes * (lm_slot_paged(&s->slot[i].desc) ? per : 1);
+    return lm_fail_nomem(err, "the caches of a sequence", bytes);
+}
+
+/* Remembers the blocks at the present length, over the oldest checkpoint of the same kind. */
+static void check_take(lm_state *s, bool asked) {
+    lm_state_check *at = NULL;
+    uint32_t base = asked ? LM_CHECKPOINTS : 0;
+    for (uint32_t i = 0; i < LM_KEPT; i++)
+        if (s->check[i].used && s->check[i].length == s->length) return;
+    for (uint32_t i = base; i < base + LM_CHECKPOINTS; i++) {
+        lm_state_check *c = &s->check[i];
+        if (!c->used) at = c;
+        else if (!at || (at->used && c->length < at->length)) at = c;
+    }
+    if (at->used) check_drop(s, at);
+    at->used = true;
+    at->length = s->length;
+    for (uint32_t i = 0; i < s->n_slots; i++) at->block[i] = buf_ref(s->slot[i].block);
+}
+
+void lm_state_commit(lm_state *s, uint32_t n) {
+    s->length += n;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        lm_state_slot *t = &s->slot[i];
+        uint64_t keep = (uint64_t)t->desc.window + LM_PAGE - 1; /* positions before the next one that stay */
+        if (!lm_slot_paged(&t->desc) || !t->desc.window || s->length <= keep) continue;
+        for (uint32_t first = (uint32_t)((s->length - keep) / LM_PAGE); t->first < first && t->first < t->n_pages; t->first++) {
+            buf_unref(t->page[t->first]);
+            t->page[t->first] = NULL;
+        }
+    }
+    if (s->recurrent && n && s->length % LM_PAGE == 0) check_take(s, false);
+}
+
+lm_status lm_state_checkpoint(lm_state *s, lm_error *err) {
+    (void)err;
+    if (s->recurrent && s->length) check_take(s, true);
+    return LM_OK;
+}
+
+lm_status lm_state_fork(const lm_state *s, lm_state **out, lm_error *err) {
+    lm_state *f = NULL;
+    LM_TRY(lm_state_create(s->program, s->elem_size, &f, err));
+    uint32_t held = pages_for(s->length);
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        const lm_state_slot *t = &s->slot[i];
+        lm_state_slot *u = &f->slot[i];
+        uint32_t n = t->n_pages < held ? t->n_pages : held;
+        if (!table_grow(u, n)) {
+            lm_state_free(f);
+            return lm_fail_nomem(err, "a copy of a sequence's state", n * sizeof(void *));
+        }
+        for (uint32_t j = 0; j < n; j++) u->page[j] = buf_ref(t->page[j]);
+        u->n_pages = n;
+        u->first = t->first;
+        u->block = buf_ref(t->block);
+    }
+    for (uint32_t i = 0; i < LM_KEPT; i++) {
+        if (!s->check[i].used) continue;
+        f->check[i].used = true;
+        f->check[i].length = s->check[i].length;
+        for (uint32_t j = 0; j < s->n_slots; j++) f->check[i].block[j] = buf_ref(s->check[i].block[j]);
+    }
+    f->length = s->length;
+    f->rope_set = s->rope_set;
+    *out = f;
+    return LM_OK;
+}
+
+/* The least length at which every window is still whole: a query there sees keys from length − window + 1 on. */
+static uint32_t window_floor(const lm_state *s) {
+    uint32_t floor = 0;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        const lm_state_slot *t = &s->slot[i];
+        uint32_t least = t->first ? t->first * LM_PAGE + t->desc.window - 1 : 0;
+        if (least > floor) floor = least;
+    }
+    return floor;
+}
+static lm_state_check *check_at(const lm_state *s, uint32_t length) {
+    for (uint32_t i = 0; i < LM_KEPT; i++)
+        if (s->check[i].used && s->check[i].length == length) return (lm_state_check *)&s->check[i];
+    return NULL;
+}
+
+uint32_t lm_state_reachable(const lm_state *s, uint32_t length) {
+    if (length >= s->length) return s->length;
+    uint32_t floor = window_floor(s), best = 0;
+    if (length < floor) return 0;
+    if (!s->recurrent) return length;
+    for (uint32_t i = 0; i < LM_KEPT; i++) {
+        const lm_state_check *c = &s->check[i];
+        if (c->used && c->length <= length && c->length >= floor && c->length > best) best = c->length;
+    }
+    return best;
+}
+
+/* The least length above zero that can be reached, for the message. */
+static uint32_t least_reachable(const lm_state *s) {
+    uint32_t floor = window_floor(s), least = s->recurrent ? s->length : floor;
+    for (uint32_t i = 0; s->recurrent && i < LM_KEPT; i++) {
+        const lm_state_check *c = &s->check[i];
+        if (c->used && c->length >= floor && c->length < least) least = c->length;
+    }
+    return least;
+}
+
+lm_status lm_state_truncate(lm_state *s, uint32_t length, lm_error *err) {
+    if (length == s->length) return LM_OK;
+    if (length > s->length)
+        return lm_fail(err, LM_STATE, "a sequence of %u positions can't be cut to %u", s->length, length);
+    if (lm_state_reachable(s, length) != length)
+        return lm_fail(err, LM_STATE, "position %u is no longer held (least reachable besides 0: %u): run again from a reachable length",
+                       length, least_reachable(s));
+    const lm_state_check *at = length && s->recurrent ? check_at(s, length) : NULL;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        lm_state_slot *t = &s->slot[i];
+        if (!length) {
+            slot_clear(t);
+        } else if (lm_slot_paged(&t->desc)) {
+            while (t->n_pages > pages_for(length)) buf_unref(t->page[--t->n_pages]);
+        } else {
+            buf_unref(t->block);
+            t->block = buf_ref(at->block[i]);
+        }
+    }
+    for (uint32_t i = 0; i < LM_KEPT; i++)
+        if (s->check[i].used && s->check[i].length > length) check_drop(s, &s->check[i]);
+    s->length = length;
+    if (!length) s->rope_set = -1;
+    return LM_OK;
+}
+
+static uint8_t *page_head(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) {
+    lm_state_slot *t = &s->slot[slot];
+    if (!lm_slot_paged(&t->desc) || head >= t->desc.heads || page >= t->n_pages || !t->page[page]) return NULL;
+    return t->page[page]->data + (size_t)head * LM_PAGE * (t->desc.dk + t->desc.dv) * s->elem_size;
+}
+void *lm_state_keys(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) { return page_head(s, slot, page, head); }
+void *lm_state_values(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) {
+    uint8_t *k = page_head(s, slot, page, head);
+    return k ? k + (size_t)LM_PAGE * s->slot[slot].desc.dk * s->elem_size : NULL;
+}
+
+void *lm_state_block(lm_state *s, uint32_t slot) {
+    lm_state_slot *t = &s->slot[slot];
+    if (lm_slot_paged(&t->desc)) return NULL;
+    lm_state_buf *fresh = NULL;
+    if (!slot_stage(t, 0, 0, &fresh)) return NULL; /* only without a reserve before */
+    slot_install(t, 0, 0, &fresh);
+    return t->block->data;
+}
+
+lm_state_buf *lm_state_buf_new(uint64_t bytes) { return buf_new(bytes); }
+bool lm_state_table(lm_state_slot *t, uint32_t n) {
+    if (!table_grow(t, n)) return false;
+    while (t->n_pages < n) t->page[t->n_pages++] = NULL;
+    return true;
+}
