@@ -18,7 +18,7 @@ static inline bool lm_add(uint64_t a, uint64_t b, uint64_t *out) {
 }
 
 /* malloc/calloc/realloc/free that a test can make fail: after lm_alloc_fail_after(n) the n-th following call returns NULL
- * (n = 0 turns it off). Process-wide; only tests set it. lm_calloc checks n*size. */
+ * (n = 0 turns it off). Process-wide; only tests set it. lm_calloc checks n*size. lm_free also takes what another library malloc'd. */
 void *lm_malloc(size_t n);
 void *lm_calloc(size_t n, size_t size);
 void *lm_realloc(void *p, size_t n);
