@@ -153,6 +153,7 @@ typedef struct lm_rope_spec {
     const char *type; /* default, linear, llama3, yarn, longrope, proportional */
     double theta, partial, factor, low, high, beta_fast, beta_slow, mscale, mscale_all, attention_factor; /* NAN: not given */
     uint32_t original;
+    uint32_t dims; /* rotated dims where the file says so outright (GGUF); 0: head_dim * partial */
     bool truncate;
     const double *short_factor, *long_factor; /* [n_factors], longrope */
     uint32_t n_factors;

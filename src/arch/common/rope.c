@@ -39,6 +39,7 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
     double attn = lm_cfg_f64(b, NULL, "rope.scaling.attn_factor", 0.0);
     if (attn != 0.0) s.attention_factor = attn;
     lm_cfg_ignore(b, NULL, "rope.scaling.finetuned");
+    s.dims = lm_cfg_u32(b, NULL, "rope.dimension_count", 0, 0, 65536);
     uint32_t n = 0;
     if (!strcmp(type, "none") || !strcmp(type, "linear")) {
         s.type = s.factor != 1.0 ? "linear" : "default";
@@ -166,8 +167,8 @@ uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32
     if (!(s->partial > 0.0 && s->partial <= 1.0)) return lm_graph_fail(&b->g, LM_RANGE, "partial_rotary_factor", "is %g; it must be in (0, 1]", s->partial);
     if (!(s->theta > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope_theta", "is %g; it must be positive", s->theta);
     if (!(s->factor > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope factor", "is %g; it must be positive", s->factor);
-    uint32_t dim = proportional ? head_dim : (uint32_t)(head_dim * s->partial), n = dim / 2;
-    if (!n || dim % 2) return lm_graph_fail(&b->g, LM_UNSUPPORTED, "head_dim", "%u rotary dims of %u can't be paired", dim, head_dim);
+    uint32_t dim = s->dims ? s->dims : proportional ? head_dim : (uint32_t)(head_dim * s->partial), n = dim / 2;
+    if (!n || dim % 2 || dim > head_dim) return lm_graph_fail(&b->g, LM_UNSUPPORTED, "head_dim", "%u rotary dims of %u can't be paired", dim, head_dim);
     double *inv = lm_arena_calloc(b->g.p->arena, n, sizeof *inv);
     if (!inv) return lm_graph_fail(&b->g, LM_NOMEM, "rope", "out of memory");
     for (uint32_t i = 0; i < n; i++) inv[i] = 1.0 / pow(s->theta, 2.0 * i / dim);
