@@ -1,0 +1,74 @@
+/* A model ready to run: its files, its program, and a device that holds its weights. Immutable once open, except for the device's scratch:
+ * one thread at a time may evaluate (the pool inside uses the cores). Sessions hold what a sequence remembers. */
+#ifndef LM_ENGINE_MODEL_H
+#define LM_ENGINE_MODEL_H
+#include "arch/common/arch.h"
+#include "backend/backend.h"
+
+typedef struct lm_progress {
+    bool (*fn)(void *ctx, const char *what, uint64_t done, uint64_t total); /* false interrupts (LM_INTERRUPTED); may be NULL */
+    void *ctx;
+} lm_progress;
+
+typedef struct lm_engine_options {
+    const char *backend; /* NULL: "cpu" */
+    lm_device_options device;
+    lm_progress progress;
+    bool (*interrupted)(void *); /* polled while running; may be NULL */
+    void *interrupted_ctx;
+} lm_engine_options;
+
+typedef struct lm_engine {
+    lm_source *src;
+    lm_program *program;
+    const lm_arch *arch;
+    const lm_skipped *skipped;
+    uint32_t n_skipped;
+    const lm_backend *backend;
+    lm_device *device;
+    lm_engine_options opt;
+} lm_engine;
+
+/* Opens the files, builds the program, uploads every weight (letting go of file pages as they are repacked). */
+lm_status lm_engine_open(const char *path, const lm_engine_options *opt, lm_engine **out, lm_error *err);
+/* Another device (backend, lane, threads, level) on the same files and program. Closing either leaves the other whole: the files and the
+ * program belong to the first, which must outlive the others. */
+lm_status lm_engine_share(const lm_engine *e, const lm_engine_options *opt, lm_engine **out, lm_error *err);
+void lm_engine_close(lm_engine *e);
+/* Files opened and bytes of tensors that the program reads. */
+void lm_engine_touched(const lm_engine *e, uint32_t *files, uint64_t *bytes);
+
+/* ---- sessions ------------------------------------------------------------------------------------------------------------------*/
+typedef struct lm_session lm_session;
+typedef enum lm_want { LM_WANT_NONE, LM_WANT_LAST, LM_WANT_ALL } lm_want;
+
+typedef struct lm_eval {
+    const int32_t *id;
+    uint32_t n;
+    uint32_t length; /* the length to announce (longrope); 0: what it will be after this call */
+    lm_want want;
+    lm_logits_fn logits; /* rows' row[] are absolute positions */
+    void *logits_ctx;
+    lm_tap_fn tap;
+    void *tap_ctx;
+} lm_eval;
+
+lm_status lm_session_create(lm_engine *e, uint32_t chunk /* rows at a time; 0: a good size */, lm_session **out, lm_error *err);
+void lm_session_free(lm_session *s);
+uint32_t lm_session_length(const lm_session *s);
+const int32_t *lm_session_ids(const lm_session *s); /* [length] */
+/* Appends n tokens. Ids are checked against the vocabulary, and the length against the model's positions where it has a hard limit
+ * (learned position tables), before anything is computed. Crossing a longrope border rebuilds the cache, unseen. On failure the session
+ * is as it was before the call. */
+lm_status lm_session_eval(lm_session *s, const lm_eval *ev, lm_error *err);
+/* Back to `length` tokens; what can't be cut is replayed from the nearest reachable point. */
+lm_status lm_session_truncate(lm_session *s, uint32_t length, lm_error *err);
+lm_status lm_session_fork(const lm_session *s, lm_session **out, lm_error *err);
+lm_status lm_session_save(const lm_session *s, uint8_t **bytes, uint64_t *n, lm_error *err); /* lm_free(*bytes) */
+lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm_error *err);
+uint64_t lm_session_bytes(const lm_session *s);
+
+/* Several sessions of one engine in one batch: ev[i] belongs to s[i]; the rows of all go through the program together (in one run, when
+ * they fit `rows` at a time; 0: no limit). Same bits as one by one. */
+lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, lm_error *err);
+#endif
