@@ -27,6 +27,7 @@ typedef struct lm_engine {
     const lm_backend *backend;
     lm_device *device;
     lm_engine_options opt;
+    bool owner; /* of the files and the program */
 } lm_engine;
 
 /* Opens the files, builds the program, uploads every weight (letting go of file pages as they are repacked). */
@@ -47,7 +48,7 @@ typedef struct lm_eval {
     uint32_t n;
     uint32_t length; /* the length to announce (longrope); 0: what it will be after this call */
     lm_want want;
-    lm_logits_fn logits; /* rows' row[] are absolute positions */
+    lm_logits_fn logits; /* rows' row[] are absolute positions, here and in taps */
     void *logits_ctx;
     lm_tap_fn tap;
     void *tap_ctx;
@@ -68,7 +69,7 @@ lm_status lm_session_save(const lm_session *s, uint8_t **bytes, uint64_t *n, lm_
 lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm_error *err);
 uint64_t lm_session_bytes(const lm_session *s);
 
-/* Several sessions of one engine in one batch: ev[i] belongs to s[i]; the rows of all go through the program together (in one run, when
- * they fit `rows` at a time; 0: no limit). Same bits as one by one. */
+/* Several sessions of one engine in one batch: ev[i] belongs to s[i]; the rows of all go through the program together, a chunk of each at
+ * a time. Same bits as one by one. */
 lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, lm_error *err);
 #endif

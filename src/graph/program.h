@@ -178,6 +178,7 @@ typedef struct lm_program {
     lm_val embed, norm, logits; /* what enters layer 0, the final norm's result, the last value */
     lm_val *layer_out;          /* [n_layers] */
     uint32_t n_layers, vocab, hidden, max_position; /* max_position 0: no limit known */
+    uint64_t bytes_used; /* of the tensors that it reads, as stored */
 } lm_program;
 
 #endif

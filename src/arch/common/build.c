@@ -116,7 +116,10 @@ static const char *skip_group(lm_b *b, const char *name) {
 
 static void check_tensors(lm_b *b, lm_skipped *skipped, uint32_t *n_skipped) {
     for (uint32_t i = 0; i < b->src->n_tensors && lm_graph_ok(&b->g); i++) {
-        if (b->tensor_used[i]) continue;
+        if (b->tensor_used[i]) {
+            b->g.p->bytes_used += b->src->tensor[i].bytes;
+            continue;
+        }
         const char *group = skip_group(b, b->src->tensor[i].name);
         if (!group) {
             lm_graph_fail(&b->g, LM_UNSUPPORTED, b->src->tensor[i].name, "this tensor is in the file but lemma's %s does not use it; running without it could change the result", b->arch->name);
