@@ -72,7 +72,8 @@ static lm_status check_request(const lm_session *s, const lm_eval *ev, lm_error 
 typedef struct round_item {
     lm_session *s;
     const lm_eval *ev;
-    lm_state *before; /* what the state was, for going back */
+    lm_state *before; /* what the state was, for going back; NULL when one run does it all, which undoes itself */
+    bool begun;
     uint32_t base;    /* session length before the call */
     uint32_t total;   /* rows to run: replayed ones (a rebuilt cache) and the new ones */
     uint32_t skip;    /* of them, replayed */
@@ -174,6 +175,11 @@ static lm_status begin(round_item *it, lm_error *err) {
     if (ev->length > it->length) it->length = ev->length;
     int set = rope_set(s->e->program, it->length);
     bool rebuild = set >= 0 && s->length && lm_state_rope_set(s->state) != set;
+    it->skip = rebuild ? s->length : 0;
+    it->total = it->skip + ev->n;
+    it->begun = true;
+    if (set >= 0 && !s->length) lm_state_set_rope_set(s->state, set);
+    if (!rebuild && it->total <= s->chunk) return LM_OK;
     it->before = s->state;
     s->state = NULL;
     lm_status st = rebuild ? lm_state_create(s->e->program, s->e->backend->elem_size, &s->state, err) : lm_state_fork(it->before, &s->state, err);
@@ -182,9 +188,7 @@ static lm_status begin(round_item *it, lm_error *err) {
         it->before = NULL;
         return st;
     }
-    if (set >= 0) lm_state_set_rope_set(s->state, set);
-    it->skip = rebuild ? s->length : 0;
-    it->total = it->skip + ev->n;
+    if (rebuild) lm_state_set_rope_set(s->state, set);
     return LM_OK;
 }
 
@@ -216,11 +220,10 @@ lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, 
     }
     for (uint32_t i = 0; i < n; i++) {
         round_item *it = &item[i];
-        if (!it->before) continue; /* never begun */
-        if (st == LM_OK) {
+        if (it->begun && st == LM_OK) {
             it->s->length = it->base + it->ev->n;
             lm_state_free(it->before);
-        } else {
+        } else if (it->before) {
             lm_state_free(it->s->state);
             it->s->state = it->before;
         }
