@@ -73,6 +73,11 @@ static void test_lengths(void **state) {
     lm_parsed out;
     lm_error err;
     assert_int_equal(lm_safetensors_parse((const uint8_t *)"1234567", 7, "x", NULL, &out, &err), LM_FORMAT);
+    uint8_t *large = calloc(100000032, 1);           /* never touched but for its start */
+    memcpy(large, "\x01\xe1\xf5\x05\0\0\0\0{}", 10); /* 100,000,001 */
+    assert_int_equal(lm_safetensors_parse(large, 100000032, "x", NULL, &out, &err), LM_FORMAT);
+    assert_string_equal(err.field, "header length");
+    free(large);
     assert_int_equal(lm_safetensors_parse(NULL, 0, "x", NULL, &out, &err), LM_FORMAT);
     assert_non_null(strstr(err.message, "empty file"));
 }

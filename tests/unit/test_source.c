@@ -136,6 +136,19 @@ static void test_split_faults(void **state) {
     copy(DATA "split-00001-of-00003.gguf", shard_name[0]);
     copy(DATA "split-00002-of-00003.gguf", shard_name[2]);
     expect_bad(at(shard_name[0]), LM_FORMAT, shard_name[2], "split.no", "1 in the file named as shard 2");
+    static const char key[] = "split.tensors.count";
+    uint8_t d[4096];
+    lm_map m;
+    assert_int_equal(lm_map_open(DATA "split-00001-of-00003.gguf", &m, NULL), LM_OK);
+    size_t n_bytes = m.size;
+    memcpy(d, m.data, n_bytes);
+    lm_map_close(&m);
+    uint8_t *value = memmem(d, n_bytes, key, sizeof key - 1);
+    assert_non_null(value);
+    value[sizeof key - 1 + 4]++; /* after the key and its type */
+    put(shard_name[0], d, n_bytes);
+    copy(DATA "split-00003-of-00003.gguf", shard_name[2]);
+    expect_bad(at(shard_name[0]), LM_FORMAT, shard_name[0], "split.tensors.count", "5 tensors promised, 4 found");
     copy(DATA "all_types.gguf", shard_name[2]);
     expect_bad(at(shard_name[0]), LM_FORMAT, shard_name[2], "split.count", "-1 where the other shards say 3");
     copy(DATA "split-00001-of-00003.gguf", "renamed.gguf");
