@@ -108,120 +108,65 @@ static void test_header(void **state) {
     }
 }
 
-/* ---- metadata: one bad entry after a good one ---- */
+/* ---- metadata: one bad entry after a good one, as bytes ---- */
+#define LEN(x) x "\0\0\0\0\0\0\0" /* a u64 under 256 */
+#define TYPE(x) x "\0\0\0"
+#define K LEN("\1") "k"
+#define ARRAY_OF(type) K TYPE("\x9") TYPE(type)
+#define TWO63 "\0\0\0\0\0\0\0\x80"
+#define CASE(what, bytes, at, field, text) \
+    { what, bytes, sizeof(bytes) - 1, at, field, text }
+
 static void test_metadata(void **state) {
     (void)state;
-    enum {
-        EMPTY_KEY,
-        NUL_KEY,
-        BAD_KEY,
-        LONG_KEY,
-        DUPLICATE,
-        TYPE_255,
-        TYPE_13,
-        STR_63,
-        STR_1G,
-        STR_BAD,
-        ARR_63,
-        ARR_29,
-        ARR_STR,
-        NESTED,
-        ELEM_255,
-        BOOL_2,
-        BOOL_255,
-        ARR_BOOL,
-        ARR_UTF8,
-        ARR_U64,
-        TRUNC_ARR,
-        N
-    };
+    /* at: the byte that the error names, counted from the entry's start */
     static const struct {
+        const char *what, *bytes;
+        size_t n, at;
         const char *field, *text;
-    } want[N] = {[EMPTY_KEY] = {"metadata key 1", "is empty"},
-                 [NUL_KEY] = {"metadata key 1", "NUL"},
-                 [BAD_KEY] = {"metadata key 1", "UTF-8"},
-                 [LONG_KEY] = {"metadata key 1", "file ends"},
-                 [DUPLICATE] = {"general.architecture", "duplicate key"},
-                 [TYPE_255] = {"k", "value type 255"},
-                 [TYPE_13] = {"k", "value type 13"},
-                 [STR_63] = {"k", "9223372036854775808 bytes"},
-                 [STR_1G] = {"k", "1073741824 bytes"},
-                 [STR_BAD] = {"k", "UTF-8"},
-                 [ARR_63] = {"k", "9223372036854775808 elements"},
-                 [ARR_29] = {"k", "536870912 elements"},
-                 [ARR_STR] = {"k", "elements"},
-                 [NESTED] = {"k", "nested"},
-                 [ELEM_255] = {"k", "type 255"},
-                 [BOOL_2] = {"k", "0 or 1, not 2"},
-                 [BOOL_255] = {"k", "not 255"},
-                 [ARR_BOOL] = {"k", "element 1"},
-                 [ARR_UTF8] = {"k", "UTF-8"},
-                 [ARR_U64] = {"k", "element 0 is over"},
-                 [TRUNC_ARR] = {"k", "file ends"}};
-    for (int i = 0; i < N; i++) {
+    } c[] = {CASE("empty key", LEN("\0") TYPE("\4") TYPE("\1"), 0, "metadata key 1", "is empty"),
+             CASE("key with NUL", LEN("\3") "a\0b" TYPE("\4") TYPE("\1"), 0, "metadata key 1", "NUL"),
+             CASE("key not UTF-8", LEN("\2") "a\xff" TYPE("\4") TYPE("\1"), 8, "metadata key 1", "UTF-8"),
+             CASE("key of 2^63", TWO63 "abcdefgh", 0, "metadata key 1", "9223372036854775808 bytes"),
+             CASE("duplicate key", LEN("\x14") "general.architecture" TYPE("\4") TYPE("\1"), 0, "general.architecture", "duplicate key"),
+             CASE("value type 255", K TYPE("\xff") "abcdefgh", 9, "k", "value type 255"),
+             CASE("value type 13", K TYPE("\xd") "abcdefgh", 9, "k", "value type 13"),
+             CASE("string of 2^63", K TYPE("\x8") TWO63 "abc", 13, "k", "9223372036854775808 bytes"),
+             CASE("string of 1 GiB",
+                  K TYPE("\x8") "\0\0\0\x40\0\0\0\0"
+                                "abc",
+                  13, "k", "1073741824 bytes"),
+             CASE("string one byte short", K TYPE("\x8") LEN("\4") "abc", 13, "k", "ends after 3"),
+             CASE("a surrogate", K TYPE("\x8") LEN("\3") "\xed\xa0\x80", 21, "k", "UTF-8"),
+             CASE("overlong", K TYPE("\x8") LEN("\2") "\xc0\x80", 21, "k", "UTF-8"),
+             CASE("array of 2^63", ARRAY_OF("\4") TWO63 "abcd", 17, "k", "9223372036854775808 elements"),
+             CASE("array of 2^61: bytes wrap",
+                  ARRAY_OF("\xa") "\0\0\0\0\0\0\0\x20"
+                                  "abcdefgh",
+                  17, "k", "elements"),
+             CASE("array of 2^29",
+                  ARRAY_OF("\0") "\0\0\0\x20\0\0\0\0"
+                                 "abcd",
+                  17, "k", "536870912 elements"),
+             CASE("array one element short", ARRAY_OF("\4") LEN("\2") "abcd", 17, "k", "2 elements"),
+             CASE("three strings in 16 bytes", ARRAY_OF("\x8") LEN("\3") LEN("\0") LEN("\0"), 17, "k", "3 elements"),
+             CASE("nested array", ARRAY_OF("\x9") LEN("\1") TYPE("\4") LEN("\1") "abcd", 13, "k", "nested"),
+             CASE("element type 255", ARRAY_OF("\xff") LEN("\1") "abcd", 13, "k", "type 255"),
+             CASE("bool 2", K TYPE("\7") "\2", 13, "k", "0 or 1, not 2"),
+             CASE("bool 255", K TYPE("\7") "\xff", 13, "k", "not 255"),
+             CASE("bool 2 in an array", ARRAY_OF("\7") LEN("\2") "\1\2", 26, "k", "element 1: a bool must be 0 or 1, not 2"),
+             CASE("string in an array not UTF-8", ARRAY_OF("\x8") LEN("\1") LEN("\1") "\xff", 33, "k", "UTF-8"),
+             CASE("string in an array too long", ARRAY_OF("\x8") LEN("\1") TWO63, 25, "k", "9223372036854775808 bytes"),
+             CASE("uint64 over int64 in an array", ARRAY_OF("\xa") LEN("\1") TWO63, 25, "k", "element 0 is over"),
+             CASE("no value", K TYPE("\4") "ab", 13, "k", "truncated: the value needs 4 bytes"),
+             CASE("no type", K "ab", 9, "k", "truncated: the value's type")};
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         buf b = {0};
         head(&b, 3, 0, 2);
         arch(&b);
-        mark(&b);
-        switch (i) {
-        case EMPTY_KEY: key(&b, "", 4); break;
-        case NUL_KEY: str(&b, "a\0b", 3); break;
-        case BAD_KEY:
-            b.mark += 8;
-            str(&b, "a\xff", 2);
-            break;
-        case LONG_KEY: u64(&b, 1ull << 63); break;
-        case DUPLICATE: arch(&b); break;
-        default: cstr(&b, "k");
-        }
-        if (i == TYPE_255 || i == TYPE_13) {
-            mark(&b);
-            u32(&b, i == TYPE_13 ? 13 : 255);
-        }
-        if (i == STR_63 || i == STR_1G) {
-            u32(&b, 8);
-            mark(&b);
-            u64(&b, i == STR_63 ? 1ull << 63 : 1ull << 30);
-        }
-        if (i == STR_BAD) {
-            u32(&b, 8);
-            u64(&b, 3);
-            mark(&b);
-            raw(&b, "\xed\xa0\x80", 3); /* a surrogate */
-        }
-        if (i == BOOL_2 || i == BOOL_255) {
-            u32(&b, 7);
-            mark(&b);
-            u8(&b, i == BOOL_2 ? 2 : 255);
-        }
-        if (i >= ARR_63 && i != BOOL_2 && i != BOOL_255) {
-            uint32_t elem = i == NESTED                     ? 9
-                            : i == ELEM_255                 ? 255
-                            : i == ARR_BOOL                 ? 7
-                            : i == ARR_UTF8 || i == ARR_STR ? 8
-                            : i == ARR_U64                  ? 10
-                                                            : 4;
-            uint64_t n = i == ARR_63 ? 1ull << 63 : i == ARR_29 ? 1ull << 29 : i == ARR_STR ? 3 : i == TRUNC_ARR ? 5 : 2;
-            u32(&b, 9);
-            if (i == NESTED || i == ELEM_255) mark(&b);
-            u32(&b, elem);
-            if (i == ARR_63 || i == ARR_29 || i == ARR_STR || i == TRUNC_ARR) mark(&b);
-            u64(&b, n);
-            if (i == ARR_BOOL) u8(&b, 1);
-            if (i == ARR_UTF8) {
-                cstr(&b, "ok");
-                b.mark = b.n + 8;
-                str(&b, "\xc0\x80", 2);
-            } else {
-                if (i == ARR_BOOL || i == ARR_U64) mark(&b);
-                for (int k = 0; k < (i == ARR_BOOL ? 1 : 16); k++) u8(&b, i == ARR_BOOL ? 2 : 0xff);
-            }
-        }
-        while (b.n < 24 + 2 * 33) u8(&b, 0xff); /* enough for the count to be believable */
-        if (i == ARR_STR || i == TRUNC_ARR) b.n = b.mark + 8 + 16;
-        char what[32];
-        snprintf(what, sizeof what, "metadata case %d", i);
-        expect_bad(what, &b, LM_FORMAT, want[i].field, want[i].text);
+        b.mark = b.n + c[i].at;
+        raw(&b, c[i].bytes, c[i].n);
+        expect_bad(c[i].what, &b, LM_FORMAT, c[i].field, c[i].text);
     }
 }
 
