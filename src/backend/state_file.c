@@ -234,14 +234,15 @@ static lm_status take_header(reader *r, const lm_state *s, const char *tag, lm_e
     if (!t || memchr(t, 0, n_tag)) return lm_fail(err, LM_FORMAT, "the saved session's header is malformed: save it again");
     int shown = n_tag > 200 ? 200 : (int)n_tag;
     if (n_tag != strlen(tag) || memcmp(t, tag, n_tag) != 0)
-        return lm_fail(err, LM_UNSUPPORTED, "the session was saved for '%.*s', this is '%.200s': restore it there", shown, (const char *)t, tag);
+        return lm_fail(err, LM_UNSUPPORTED, "the session was saved for '%.*s', this is '%.200s': restore it there", shown,
+                       (const char *)t, tag);
     if (elem != s->elem_size)
-        return lm_fail(err, LM_UNSUPPORTED, "the session was saved with %u-byte elements, this backend has %u: use the same backend and lane",
+        return lm_fail(err, LM_UNSUPPORTED, "the session has %u-byte elements, this backend %u: use the backend and lane it was saved with",
                        elem, s->elem_size);
     uint8_t mine[DIGEST];
     fingerprint(s->program, mine);
     if (memcmp(mine, print, DIGEST) != 0)
-        return lm_fail(err, LM_UNSUPPORTED, "the session was saved for another model than this %s: restore it with the model it was made with",
+        return lm_fail(err, LM_UNSUPPORTED, "the session was saved for another model than this %s: use the model it was made with",
                        s->program->arch ? s->program->arch : "one");
     return LM_OK;
 }

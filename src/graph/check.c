@@ -232,7 +232,8 @@ static lm_status check_op(const op_check *c, uint32_t index) {
     }
     for (int i = 0; i < 4; i++) {
         if (in[i] == LM_NONE) continue;
-        if (in[i] >= p->n_values || p->value[in[i]].first >= index) return bad(c, "an operand that is not written before it");
+        if (in[i] >= p->n_values || p->value[in[i]].first >= index || p->op[p->value[in[i]].first].out != in[i])
+            return bad(c, "an operand that is not written before it");
         if (p->value[in[i]].last < index) return bad(c, "an operand whose life ends before it");
     }
     if (o->kind != LM_OP_EMBED && o->a == LM_NONE) return bad(c, "an operand is missing");
