@@ -45,6 +45,8 @@ typedef struct lm_moe_hp {
     double limit, alpha;
 } lm_moe_hp;
 
+typedef enum lm_qk_norm { LM_QK_NONE, LM_QK_HEAD /* per head */, LM_QK_FULL /* over the whole projection */ } lm_qk_norm;
+
 typedef struct lm_hparams {
     uint32_t n_layers, hidden, vocab, heads, kv_heads, head_dim, ffn, max_position;
     double eps;
@@ -54,17 +56,17 @@ typedef struct lm_hparams {
     double attn_softcap, final_softcap;              /* 0: none */
     int attn_bias;     /* 1: q, k, v have biases; 0: none; −1: as the tensors say */
     int o_bias, mlp_bias;
+    lm_qk_norm qk_norm;
     lm_layer_hp *layer; /* [n_layers], filled with the above by default */
     lm_moe_hp moe;
 } lm_hparams;
 
 /* ---- the family ---------------------------------------------------------------------------------------------------------------*/
-typedef enum lm_qk_norm { LM_QK_NONE, LM_QK_HEAD /* per head */, LM_QK_FULL /* over the whole projection */ } lm_qk_norm;
-
 typedef struct lm_arch {
     const char *name;
     const char *const *model_types; /* HF model_type values (of the text config), NULL-terminated */
     const char *gguf;               /* general.architecture, or NULL */
+    bool gguf_alias;                /* its GGUF is read by another family of the same general.architecture */
     const lm_name *names;           /* its own, before the common ones; ends with role NULL */
     const char *const *ignored;     /* its config keys (HF, or GGUF without the prefix) that never change the maths; NULL-terminated or NULL */
     /* flags of the default recipe */
@@ -78,6 +80,9 @@ typedef struct lm_arch {
     bool rope_interleaved;    /* HF pairs (2i, 2i+1) */
     bool gguf_permuted_qk;    /* its GGUF conversion interleaves q and k rows */
     lm_qk_norm qk_norm;
+    bool tied_default;        /* the head is the embedding when the config does not say */
+    double eps_default;       /* 0: 1e-6 */
+    lm_act act_default;       /* 0: silu */
     /* hooks, each NULL for the default */
     void (*params)(lm_b *b);                                /* after the common keys were read: the family's own */
     lm_val (*embed)(lm_b *b);                               /* what enters layer 0 */
@@ -109,7 +114,8 @@ lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **
 const lm_arch *lm_arch_find(const lm_source *src, lm_error *err);
 
 /* ---- config.c: typed, range-checked reads; a key that is read is marked. `hf` or `gguf` may be NULL, and may list spellings 'a|b'.
- * GGUF keys are relative to "ARCH."; a leading '=' makes one absolute. JSON null counts as absent. ----------------------------------*/
+ * GGUF keys are relative to "ARCH."; a leading '=' makes one absolute. In a GGUF, "lemma.HFKEY"
+ * (what lemma's own writer adds where GGUF has no key) comes first. JSON null counts as absent. ----------------------------------*/
 #define LM_REQUIRED INT64_MIN
 bool lm_cfg_has(lm_b *b, const char *hf, const char *gguf);
 const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf); /* NULL when absent */
@@ -163,7 +169,17 @@ typedef struct lm_rope_spec {
 lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double partial);
 /* Its table for heads of head_dim dims; *n_rot gets the rotated dims. */
 uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t *n_rot);
+/* One table for every layer, from the plain keys. */
+lm_rope_spec lm_rope_all(lm_b *b, double theta, double partial);
+void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s); /* layer l's table, for its dk */
 double lm_yarn_mscale(double factor, double mscale); /* 1 when factor ≤ 1, else 0.1·mscale·ln(factor) + 1 */
+
+/* ---- layers.c: what differs from layer to layer -------------------------------------------------------------------------------------*/
+/* Sets layer[].window: as layer_types (HF) or sliding_window_pattern (GGUF: a period, or a flag per layer) says, else every layer slides but
+ * each period-th (period 0: all slide). */
+void lm_windows(lm_b *b, uint32_t window, uint32_t period);
+/* layer_types[l] == type; false when there is no such list */
+bool lm_layer_is(lm_b *b, uint32_t l, const char *type);
 
 /* ---- recipe.c: the default decoder and its pieces ------------------------------------------------------------------------------------*/
 void lm_common_params(lm_b *b); /* the keys nearly every decoder shares, into hp */

@@ -52,7 +52,7 @@ static const char *text_type(const lm_source *s, const char **prefix) {
 const lm_arch *lm_arch_find(const lm_source *src, lm_error *err) {
     const char *prefix, *type = src->kind == LM_SOURCE_GGUF ? meta_str(src, "general.architecture") : text_type(src, &prefix);
     for (const lm_arch *const *a = lm_archs; type && *a; a++)
-        if (src->kind == LM_SOURCE_GGUF ? (*a)->gguf && !strcmp((*a)->gguf, type) : listed((*a)->model_types, type)) return *a;
+        if (src->kind == LM_SOURCE_GGUF ? (*a)->gguf && !(*a)->gguf_alias && !strcmp((*a)->gguf, type) : listed((*a)->model_types, type)) return *a;
     char known[480] = "";
     for (const lm_arch *const *a = lm_archs; *a; a++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] ? ", " : "", (*a)->name);
@@ -84,18 +84,16 @@ static void check_keys(lm_b *b) {
         if (b->key_used[i] || b->src->meta.entry[i].value.kind == LM_V_NULL) continue;
         const char *rel = key;
         if (b->gguf) {
-            if (strncmp(key, b->arch->gguf, np) || key[np] != '.') continue; /* general., tokenizer., split. … : not the model's maths */
-            rel = key + np + 1;
+            bool own = starts(key, "lemma."), model = !strncmp(key, b->arch->gguf, np) && key[np] == '.';
+            if (!own && !model) continue; /* general., tokenizer., split. … : not the model's maths */
+            rel = own ? key : key + np + 1;
             if (listed(harmless_gguf, rel)) continue;
         } else {
             bool text = !strncmp(key, b->prefix, np);
             if (np && !text && strchr(key, '.')) continue; /* vision_config.… of a multimodal folder */
             rel = text ? key + np : key;
             if (listed(harmless, rel)) continue;
-            if (np && !text) {
-                /* top-level keys beside text_config concern the other modalities; only those that the text model knows matter */
-                continue;
-            }
+            if (np && !text) continue; /* beside text_config: the other modalities */
             if (starts(rel, "id2label.") || starts(rel, "label2id.") || starts(rel, "task_specific_params.") || starts(rel, "auto_map.") || starts(rel, "vision_config") || starts(rel, "audio_config")) continue;
         }
         if (listed(b->arch->ignored, rel)) continue;

@@ -33,6 +33,12 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     const char *list = b->gguf ? gguf : hf;
     const lm_value *found = NULL;
     char one[120], key[200];
+    for (const char *own = b->gguf ? hf : NULL; own;) {
+        own = next_spelling(own, one, sizeof one);
+        snprintf(key, sizeof key, "lemma.%s", one);
+        const lm_value *v = take(b, key);
+        if (v && !found) found = v;
+    }
     while (list) {
         list = next_spelling(list, one, sizeof one);
         if (b->gguf) {

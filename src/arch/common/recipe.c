@@ -23,16 +23,17 @@ void lm_common_params(lm_b *b) {
     if (h->kv_heads > h->heads || h->heads % h->kv_heads)
         lm_graph_fail(&b->g, LM_FORMAT, "num_key_value_heads", "%u key/value heads don't divide %u heads", h->kv_heads, h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 0, INT32_MAX);
-    h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon", 1e-6);
+    h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon", b->arch->eps_default > 0 ? b->arch->eps_default : 1e-6);
     if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "rms_norm_eps", "is %g; it must be positive", h->eps);
-    h->act = lm_cfg_act(b, "hidden_act|hidden_activation|activation_function", LM_ACT_SILU);
+    h->act = lm_cfg_act(b, "hidden_activation|hidden_act|activation_function", b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
+    h->qk_norm = b->arch->qk_norm;
     h->embed_scale = h->residual_scale = h->logit_scale = 1.0;
     h->attn_bias = h->o_bias = h->mlp_bias = -1;
     /* the vocabulary is the embedding's rows; a config that says otherwise is refused where the tensor is read */
     const lm_tensor *e = lm_tensor_of(b, "embed", ".weight");
     if (!e || e->rank != 2) lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? "token_embd.weight" : "embed_tokens.weight", "the embedding matrix is missing or no matrix");
     else h->vocab = lm_cfg_u32(b, "vocab_size", "vocab_size", (int64_t)(e->dim[0] <= MAX_VOCAB ? e->dim[0] : 0), 1, MAX_VOCAB);
-    h->tied = b->gguf ? !lm_has(b, "head") : lm_cfg_bool(b, "tie_word_embeddings", NULL, false);
+    h->tied = b->gguf ? !lm_has(b, "head") : lm_cfg_bool(b, "tie_word_embeddings", NULL, b->arch->tied_default);
     if (lm_has(b, "head")) h->tied = false; /* a head of its own in the file is the one that is used */
     h->layer = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *h->layer);
     if (!h->layer) {
@@ -77,9 +78,9 @@ lm_val lm_residual(lm_b *b, const char *name, lm_val x, lm_val y) {
 
 /* ---- attention -----------------------------------------------------------------------------------------------------------------*/
 static lm_val qk_norm(lm_b *b, const char *role, lm_val x, uint32_t heads) {
-    if (b->arch->qk_norm == LM_QK_NONE) return x;
-    lm_graph_trait(&b->g, 1, "QK-norm %s", b->arch->qk_norm == LM_QK_HEAD ? "per head" : "over the projection");
-    return lm_head_norm(b, role, x, b->arch->qk_norm == LM_QK_HEAD ? heads : 1);
+    if (b->hp.qk_norm == LM_QK_NONE) return x;
+    lm_graph_trait(&b->g, 1, "QK-norm %s", b->hp.qk_norm == LM_QK_HEAD ? "per head" : "over the projection");
+    return lm_head_norm(b, role, x, b->hp.qk_norm == LM_QK_HEAD ? heads : 1);
 }
 
 lm_val lm_attention_core(lm_b *b, uint32_t l, lm_val q, lm_val k, lm_val v, uint32_t sinks) {

@@ -79,8 +79,8 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
 #define KEY(k) (snprintf(spell, sizeof spell, "%s%s%s%s", layer_type ? "" : "rope_scaling." k "|", base, "." k, ""), spell)
     if (layer_type) s.type = lm_cfg_str(b, KEY("rope_type"), NULL, "default");
     else s.type = lm_cfg_str(b, "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type", NULL, "default");
-    s.theta = lm_cfg_f64(b, layer_type ? KEY("rope_theta") : "rope_theta|rope_scaling.rope_theta|rope_parameters.rope_theta", NULL, theta);
-    s.partial = lm_cfg_f64(b, layer_type ? KEY("partial_rotary_factor") : "partial_rotary_factor|rope_scaling.partial_rotary_factor|rope_parameters.partial_rotary_factor", NULL, partial);
+    s.theta = lm_cfg_f64(b, layer_type ? KEY("rope_theta") : "rope_scaling.rope_theta|rope_parameters.rope_theta|rope_theta", NULL, theta);
+    s.partial = lm_cfg_f64(b, layer_type ? KEY("partial_rotary_factor") : "rope_scaling.partial_rotary_factor|rope_parameters.partial_rotary_factor|partial_rotary_factor", NULL, partial);
     s.factor = lm_cfg_f64(b, KEY("factor"), NULL, 1.0);
     s.low = lm_cfg_f64(b, KEY("low_freq_factor"), NULL, 1.0);
     s.high = lm_cfg_f64(b, KEY("high_freq_factor"), NULL, 4.0);
@@ -200,4 +200,12 @@ uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32
     if (strcmp(s->type, "default")) lm_graph_trait(&b->g, 2, "rope scaling %s", s->type);
     if (dim < head_dim) lm_graph_trait(&b->g, 2, "partial rotary %u of %u", dim, head_dim);
     return lm_graph_rope(&b->g, &r);
+}
+
+void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s) { b->hp.layer[l].rope = lm_rope_table(b, s, b->hp.layer[l].dk, &b->hp.layer[l].n_rot); }
+
+lm_rope_spec lm_rope_all(lm_b *b, double theta, double partial) {
+    lm_rope_spec s = lm_rope_read(b, NULL, theta, partial);
+    for (uint32_t l = 0; l < b->hp.n_layers && lm_graph_ok(&b->g); l++) lm_rope_layer(b, l, &s);
+    return s;
 }
