@@ -1,0 +1,43 @@
+/* Level "avx2": AVX2, FMA and F16C. */
+#include "kernels/kernels.h"
+#include "kernels/avx2/v16.h"
+#define LM_DOT_Q 1
+#define LM_ACC_Q 2
+#define LM_ACC_D 2
+#include "kernels/body/maths.h"
+#include "kernels/body/product.h"
+#include "kernels/body/vector.h"
+
+/* 16 rows × T ≤ 6 tokens: 12 accumulators, two weights, one broadcast */
+LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, uint32_t ldx, bool first, float *total) {
+    __m256 lo[6], hi[6];
+    LM_UNROLL for (int t = 0; t < T; t++) lo[t] = hi[t] = _mm256_setzero_ps();
+    for (uint32_t k = 0; k < n; k++, w += 16, x += ldx) {
+        const __m256 a = _mm256_loadu_ps(w), b = _mm256_loadu_ps(w + 8);
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            const __m256 xv = _mm256_broadcast_ss(x + t);
+            lo[t] = _mm256_fmadd_ps(a, xv, lo[t]);
+            hi[t] = _mm256_fmadd_ps(b, xv, hi[t]);
+        }
+    }
+    LM_UNROLL for (int t = 0; t < T; t++) {
+        float *o = total + 16 * t;
+        _mm256_storeu_ps(o, first ? lo[t] : _mm256_add_ps(_mm256_loadu_ps(o), lo[t]));
+        _mm256_storeu_ps(o + 8, first ? hi[t] : _mm256_add_ps(_mm256_loadu_ps(o + 8), hi[t]));
+    }
+}
+static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+    for (uint32_t t = 0; t < n_t;) {
+        const uint32_t left = n_t - t, T = left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6;
+        switch (T) {
+        case 1: tile_body(1, w, n, x + t, n_t, first, total + 16 * t); break;
+        case 2: tile_body(2, w, n, x + t, n_t, first, total + 16 * t); break;
+        case 3: tile_body(3, w, n, x + t, n_t, first, total + 16 * t); break;
+        case 4: tile_body(4, w, n, x + t, n_t, first, total + 16 * t); break;
+        case 5: tile_body(5, w, n, x + t, n_t, first, total + 16 * t); break;
+        default: tile_body(6, w, n, x + t, n_t, first, total + 16 * t);
+        }
+        t += T;
+    }
+}
+LM_TABLE(avx2);

@@ -1,0 +1,43 @@
+/* Level "avx512": AVX-512 F, BW, DQ and VL. */
+#include "kernels/kernels.h"
+#include "kernels/avx512/v16.h"
+#define LM_DOT_Q 4
+#define LM_ACC_Q 4
+#define LM_ACC_D 4
+#include "kernels/body/maths.h"
+#include "kernels/body/product.h"
+#include "kernels/body/vector.h"
+
+/* 16 rows × T ≤ 12 tokens: T accumulators, one weight vector, the activations as broadcast operands of the fma */
+LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, bool first, float *total) {
+    __m512 acc[12];
+    LM_UNROLL for (int t = 0; t < T; t++) acc[t] = _mm512_setzero_ps();
+    for (uint32_t k = 0; k < n; k++, w += 16, x += T) {
+        const __m512 wv = _mm512_loadu_ps(w);
+        LM_UNROLL for (int t = 0; t < T; t++) acc[t] = _mm512_fmadd_ps(wv, _mm512_set1_ps(x[t]), acc[t]);
+    }
+    LM_UNROLL for (int t = 0; t < T; t++) {
+        float *o = total + 16 * t;
+        _mm512_storeu_ps(o, first ? acc[t] : _mm512_add_ps(_mm512_loadu_ps(o), acc[t]));
+    }
+}
+#define LM_TILE_CASE(T) \
+    case T: tile_body(T, w, n, x, first, total); break;
+static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+    switch (n_t) {
+        LM_TILE_CASE(1)
+        LM_TILE_CASE(2)
+        LM_TILE_CASE(3)
+        LM_TILE_CASE(4)
+        LM_TILE_CASE(5)
+        LM_TILE_CASE(6)
+        LM_TILE_CASE(7)
+        LM_TILE_CASE(8)
+        LM_TILE_CASE(9)
+        LM_TILE_CASE(10)
+        LM_TILE_CASE(11)
+        LM_TILE_CASE(12)
+    default: break;
+    }
+}
+LM_TABLE(avx512);

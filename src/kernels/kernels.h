@@ -1,0 +1,114 @@
+/* The cpu kernels: one table of functions per instruction-set level, and the contract that makes their bits equal.
+ *
+ * Lane f32. For every level, number of tokens (1 included), tile, strip grouping and thread:
+ *
+ * Product  y = x · Wᵀ.  w is the float32 value of a weight, (float)decode. The reduced dimension K is cut into segments: one, [0, K), or,
+ *   when the op's `split` is set, 8: segment i = units [⌊i·n/8⌋, ⌊(i+1)·n/8⌋), n = ⌈K/unit⌉, a unit being the type's block (16 for floats).
+ *   Inside a segment, blocks of 256 elements are counted from its start:
+ *       blk = +0;  blk = fma(w[k], x[k], blk) for ascending k;  total = the first blk, then total = total + blk.
+ *   Segment totals are summed ((01)(23))((45)(67)); an empty segment passes its sibling through. Then y = total + bias.
+ *   16 outputs (a strip) go side by side through the vector: nothing is ever summed across lanes, so the vector's width does not matter.
+ * Other sums (norms, attention scores, sums of exponentials): 16 virtual lanes starting at +0; element i goes to lane i mod 16, by fma where
+ *   it is a product, by add otherwise; the last 16 are padded with +0; then lanes i and i+8 are added, then i and i+4, i+2, i+1.
+ * Attention: per query, pages of 256 keys aligned to absolute position. In a page, over its visible keys in ascending order (element i of the
+ *   page's sum is its i-th visible key): s = (q·k)·scale, then c·tanh(s/c); m = max s; p = exp(s − m); l = Σp; o[d] = fma(p, v[d], o[d]) from +0.
+ *   Pages are merged in ascending order: M = max(m, m'), a = exp(m − M), b = exp(m' − M), l = fma(l', b, l·a), o = fma(o', b, o·a).
+ *   A sink is merged last and into l only. Result o / l.
+ * Experts: acc = fma(weight, y, acc) from +0 over ascending expert id inside a segment of ids; 8 segments, [⌊i·E/8⌋, ⌊(i+1)·E/8⌋), in the
+ *   same tree, empty ones (no expert of it chosen) skipped. Each down product is itself split.
+ * exp, tanh, sigmoid, … are the polynomials of body/maths.h: every branch is computed, then selected by comparisons, on every level alike.
+ * Max(a, b) is a > b ? a : b. Square root and division are IEEE's. No reciprocal estimates; subnormals are kept.
+ *
+ * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/ and avx512/ build the same bodies (body/) on their own
+ * sixteen-lane vectors. A level is one header of vector primitives (v16.h), so a NEON level is neon/v16.h and one table.
+ * Buffers need no alignment; lengths need not be multiples of 16; nothing is read or written outside the stated ranges. None can fail.
+ */
+#ifndef LM_KERNELS_KERNELS_H
+#define LM_KERNELS_KERNELS_H
+#include "kernels/pack.h"
+
+#define LM_TILE 12u  /* tokens per tile of a prefill product, at most */
+#define LM_GEMV 4u   /* up to so many tokens take the decode path */
+#define LM_BLK 256u  /* elements per block of a product's sum */
+
+typedef enum lm_kact { LM_KACT_SILU, LM_KACT_GELU, LM_KACT_GELU_TANH, LM_KACT_RELU, LM_KACT_RELU2, LM_KACT_SIGMOID, LM_KACT_TANH, LM_KACT_SOFTPLUS,
+               LM_KACT_NONE, LM_KACT_SWIGLU_OAI /* gated only */ } lm_kact;
+
+/* Elements [k0, k0+n) of a strip as float32, dst[n][16]. k0 is a multiple of the type's block, n of it too (any for floats). */
+typedef void (*lm_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst);
+/* The sum of one block for n_t ≤ LM_GEMV tokens and n_c consecutive strips, straight from the packed form: x[n][n_t] starts at k0's element;
+ * total[c*LM_GEMV*16 + t*16 + lane] = blk when first, else total + blk. */
+typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_c, uint32_t k0, uint32_t n, const float *x, uint32_t n_t,
+                           bool first, float *total);
+
+typedef struct lm_kernels {
+    const char *level;
+    /* total[t][16] (= or +=) the sum over n ≤ 256 elements of w[k][16]·x[k][n_t], n_t ≤ LM_TILE */
+    void (*tile)(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total);
+    lm_unpack_fn unpack[LM_PACK_COUNT];
+    lm_gemv_fn gemv[LM_PACK_COUNT]; /* NULL: unpack, then tile */
+    /* sums over 16 virtual lanes */
+    float (*sum)(const float *x, uint32_t n);
+    float (*sum_squares)(const float *x, float mean, uint32_t n); /* Σ (x − mean)² */
+    /* s[i*lds + j] = q_i · k_j */
+    void (*dots)(const float *q, size_t ldq, uint32_t n_q, const float *k, size_t ldk, uint32_t n_k, uint32_t d, float *s, size_t lds);
+    /* o_i[c] = fma(p_i[j], v_j[c], o_i[c]) for ascending j */
+    void (*accumulate)(const float *p, size_t ldp, uint32_t n_q, const float *v, size_t ldv, uint32_t n_k, uint32_t d, float *o, size_t ldo);
+    /* in place: scores of a page's n visible keys to weights; returns m, *l the sum */
+    float (*page_softmax)(float *s, uint32_t n, float scale, float softcap, float *l);
+    void (*merge)(float *o, const float *page, float a, float b, uint32_t n); /* o = fma(page, b, o·a) */
+    void (*axpy)(float *y, float a, const float *x, uint32_t n);              /* y = fma(a, x, y) */
+    /* y = ((x − mean)·s)·w + b as ((x − mean)·s), ·w, then fma when b; w, b may be NULL. mean 0 leaves x as it is. y may be x. */
+    void (*normalise)(float *y, const float *x, float mean, float s, const float *w, const float *b, uint32_t n);
+    void (*exp)(float *y, const float *x, uint32_t n);
+    void (*act)(lm_kact act, float *y, const float *x, uint32_t n);
+    void (*gated)(lm_kact act, float *y, const float *gate, const float *up, float limit, float alpha, uint32_t n);
+    void (*softcap)(float *y, const float *x, float c, uint32_t n); /* c·tanh(x / c) */
+    void (*decay)(float *y, const float *a, const float *neg_exp_a, const float *bias, uint32_t n); /* neg_exp_a · softplus(a + bias) */
+    /* y0 = fma(x0, cos, −(x1·sin)), y1 = fma(x1, cos, x0·sin) over n pairs whose members lie n apart */
+    void (*rope)(float *y0, float *y1, const float *x0, const float *x1, const float *cos, const float *sin, uint32_t n);
+    /* y[c] = bias + Σ_j w[j][c]·row[j][c], j ascending by fma from +0; bias may be NULL */
+    void (*conv)(float *y, const float *const *row, const float *w, const float *bias, uint32_t taps, uint32_t n);
+    /* One step of the gated delta rule: S ← S·decay; Δ = (v − Sᵀk)·beta; S ← fma(k, Δ, S); o = Sᵀ(q·q_scale); S is [dk][dv] */
+    void (*delta)(float *S, const float *q, const float *k, const float *v, float decay, float beta, float q_scale, uint32_t dk, uint32_t dv, float *o);
+} lm_kernels;
+
+/* "c", "avx2", "avx512"; NULL: the best this CPU has. A level that this build or CPU lacks is LM_UNSUPPORTED by name. */
+lm_status lm_kernels_pick(const char *level, const lm_kernels **out, lm_error *err);
+
+/* ---- the product over packed weights (product.c) ------------------------------------------------------------------------------
+ * Activations are packed once per product: tiles of at most LM_TILE tokens, tile i holding tokens [first(i), first(i+1)) as [K][width]. */
+static inline uint32_t lm_x_tiles(uint32_t n_t) { return (n_t + LM_TILE - 1) / LM_TILE; }
+static inline uint32_t lm_x_first(uint32_t n_t, uint32_t i) { /* where tile i starts: widths differ by one at most */
+    return (uint32_t)((uint64_t)i * n_t / lm_x_tiles(n_t));
+}
+/* Packs tile i of the rows x + t*ldx (or x + row[t]*ldx) to xp[n_t*K], at its place first(i)*K. */
+void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
+
+typedef struct lm_product {
+    const lm_kernels *k;
+    const lm_packed_matrix *w;
+    uint32_t mat;
+    bool split;
+    const float *bias; /* [rows] of this matrix, or NULL */
+    const float *xp;   /* all n_t tokens, packed */
+    uint32_t n_t;
+    float *y;          /* y[t*ldy + row] */
+    size_t ldy;
+} lm_product;
+#define LM_STRIP_GROUP 4u   /* strips that a task takes at a time */
+#define LM_TILE_GROUP 16u   /* tiles that a task takes at a time */
+/* Floats of scratch that a thread needs for lm_product_run. */
+size_t lm_product_scratch(uint32_t n_t);
+uint32_t lm_product_tasks(const lm_product *p);
+/* Task i of the product: up to LM_STRIP_GROUP strips by up to LM_TILE_GROUP tiles. Tasks are independent and may run in any order. */
+void lm_product_run(const lm_product *p, uint32_t i, float *scratch);
+
+/* sin and cos of x in double by Cody–Waite reduction, the same bits everywhere; |x| up to 2^30. */
+void lm_sincos(double x, double *s, double *c);
+
+extern const lm_kernels lm_kernels_c;
+#if defined(__x86_64__)
+extern const lm_kernels lm_kernels_avx2, lm_kernels_avx512;
+#endif
+#endif

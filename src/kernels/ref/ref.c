@@ -1,0 +1,21 @@
+/* Level "c": the whole table in plain C. */
+#include "kernels/kernels.h"
+#include "kernels/ref/v16.h"
+#define LM_DOT_Q 1
+#define LM_ACC_Q 1
+#define LM_ACC_D 1
+#include "kernels/body/maths.h"
+#include "kernels/body/product.h"
+#include "kernels/body/vector.h"
+
+static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+    for (uint32_t t = 0; t < n_t; t++) {
+        float acc[16] = {0};
+        for (uint32_t k = 0; k < n; k++) {
+            const float xk = x[(size_t)k * n_t + t];
+            for (uint32_t r = 0; r < 16; r++) acc[r] = fmaf(w[(size_t)k * 16 + r], xk, acc[r]);
+        }
+        for (uint32_t r = 0; r < 16; r++) total[t * 16 + r] = first ? acc[r] : total[t * 16 + r] + acc[r];
+    }
+}
+LM_TABLE(c);
