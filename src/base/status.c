@@ -61,14 +61,9 @@ static void copy_path(char *dst, size_t cap, const char *src) {
 LM_PRINTF(6, 0)
 static void fill(lm_error *err, lm_status code, const char *file, uint64_t offset, const char *field, const char *fmt, va_list ap) {
     lm_error e = {.code = code, .offset = offset}; /* built apart: an argument may point into *err */
-    char text[2 * sizeof e.message];
-    int n = vsnprintf(text, sizeof text, fmt, ap);
-    if (n < 0) n = 0;
-    if ((size_t)n >= sizeof text) { /* don't show half a character as broken bytes */
-        n = (int)sizeof text - 1;
-        n -= (int)lm_utf8_pending((const uint8_t *)text, (size_t)n);
-    }
-    escape(e.message, sizeof e.message, text, (size_t)n);
+    char text[sizeof e.message + 8] = ""; /* a character cut in half at its end is past what the message can hold */
+    vsnprintf(text, sizeof text, fmt, ap);
+    escape(e.message, sizeof e.message, text, strlen(text));
     if (file) copy_path(e.file, sizeof e.file, file);
     if (field) escape(e.field, sizeof e.field, field, strlen(field));
     *err = e;

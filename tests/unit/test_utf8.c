@@ -168,6 +168,18 @@ static void by_name(void **state) {
     }
 }
 
+static void one_bad_byte(void **state) {
+    (void)state;
+    for (size_t n = 1; n <= 40; n++)
+        for (size_t at = 0; at < n; at++) {
+            uint8_t s[40];
+            memset(s, 'a', sizeof s);
+            assert_true(lm_utf8_valid(s, n));
+            s[at] = 0x80;
+            assert_false(lm_utf8_valid(s, n));
+        }
+}
+
 /* Cut anywhere, hold back what is pending, join: the parts before the cut are whole characters. */
 static void streams(void **state) {
     (void)state;
@@ -183,7 +195,7 @@ static void streams(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_scalar), cmocka_unit_test(every_three_bytes), cmocka_unit_test(repairs),
-        cmocka_unit_test(by_name),      cmocka_unit_test(streams),
+        cmocka_unit_test(by_name),      cmocka_unit_test(streams),          cmocka_unit_test(one_bad_byte),
     };
     return cmocka_run_group_tests(tests, build, tear_down);
 }
