@@ -32,6 +32,7 @@ CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
 GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
+.PRECIOUS: $(B)/gen/%_list.h
 .PHONY: all lib test unit asan fuzz bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build

@@ -142,6 +142,34 @@ static lm_val indexer(lm_b *b, const mla *m, lm_val x, lm_val q_resid) {
     return lm_op_custom(g, LM_OP_INDEX, "index.topk", m->index_topk, &o);
 }
 
+/* GGUF holds kv_b as two stacks, k's transposed: [heads][rank][nope] and [heads][dv][rank]. Put together again as kv_b's rows: turned
+ * into memory in double, so that
+ * nothing is rounded. */
+static uint32_t split_kv_b(lm_b *b, const mla *m) {
+    uint32_t heads = b->hp.heads, kv = m->nope + m->dv;
+    const lm_tensor *k = lm_tensor_of(b, "attn.k_b", ".weight"), *v = lm_tensor_of(b, "attn.v_b", ".weight");
+    lm_arena *a = b->g.p->arena;
+    if (!k || !v) return lm_graph_fail(&b->g, LM_FORMAT, "attn_v_b", "stands alone: k_b and v_b must both be there");
+    if (k->rank != 3 || k->dim[0] != heads || k->dim[1] != m->rank || k->dim[2] != m->nope) return lm_graph_fail(&b->g, LM_FORMAT, k->name, "the config wants shape [%u, %u, %u]", heads, m->rank, m->nope);
+    if (v->rank != 3 || v->dim[0] != heads || v->dim[1] != m->dv || v->dim[2] != m->rank) return lm_graph_fail(&b->g, LM_FORMAT, v->name, "the config wants shape [%u, %u, %u]", heads, m->dv, m->rank);
+    uint64_t n = (uint64_t)heads * kv * m->rank;
+    double *all = lm_arena_calloc(a, n, sizeof *all), *row = lm_arena_calloc(a, m->nope, sizeof *row);
+    lm_tensor *own = lm_arena_alloc(a, sizeof *own);
+    lm_segment *s = lm_arena_alloc(a, sizeof *s);
+    if (!all || !row || !own || !s) return lm_graph_fail(&b->g, LM_NOMEM, k->name, "out of memory transposing the tensor");
+    for (uint64_t h = 0; h < heads; h++) {
+        double *to = all + h * kv * m->rank;
+        for (uint64_t r = 0; r < m->rank; r++) {
+            lm_tensor_row_f64(k, h * m->rank + r, row);
+            for (uint64_t i = 0; i < m->nope; i++) to[i * m->rank + r] = row[i];
+        }
+        for (uint64_t i = 0; i < m->dv; i++) lm_tensor_row_f64(v, h * m->dv + i, to + (m->nope + i) * m->rank);
+    }
+    *own = (lm_tensor){.name = k->name, .type = lm_dtype_by_name("F64"), .rank = 2, .dim = {(uint64_t)heads * kv, m->rank}, .data = (const uint8_t *)all, .bytes = n * sizeof *all, .file = UINT32_MAX};
+    *s = (lm_segment){.t = own, .count = own->dim[0], .group = own->dim[0], .step = 1};
+    return lm_graph_weight(&b->g, &(lm_weight){.name = k->name, .type = own->type, .n_mat = 1, .rows = own->dim[0], .cols = m->rank, .n_seg = 1, .seg = s});
+}
+
 static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     lm_graph *g = &b->g;
     mla *m = b->own;
@@ -175,14 +203,7 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     o.mla.rank = m->rank;
     o.mla.scale = m->scale;
     o.mla.slot = lm_graph_slot(g, LM_CACHE_LATENT, 1, m->rank + m->rope, 0, 0);
-    if (b->gguf && lm_has(b, "attn.k_b")) {
-        o.mla.k_transposed = true;
-        o.w = lm_mat_stack(b, "attn.k_b", heads, m->rank, m->nope, m->rank, (lm_part){0});
-        o.w2 = lm_mat_stack(b, "attn.v_b", heads, m->dv, m->rank, m->dv, (lm_part){0});
-    } else {
-        o.w = lm_mat_heads(b, "attn.kv_b", heads, kv, m->rank, 0, m->nope);
-        o.w2 = lm_mat_heads(b, "attn.kv_b", heads, kv, m->rank, m->nope, m->dv);
-    }
+    o.w = b->gguf && lm_has(b, "attn.k_b") ? split_kv_b(b, m) : lm_mat(b, "attn.kv_b", (uint64_t)heads * kv, m->rank);
     lm_val ctx = lm_op_custom(g, LM_OP_MLA, "attn.ctx", heads * m->dv, &o);
     return lm_linear(b, "attn.o", ctx, b->hp.hidden, m->bias, true);
 }

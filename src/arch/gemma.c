@@ -1,7 +1,7 @@
 /* Gemma 2 and 3: embedding × √hidden, norms of 1 + w before and after each sublayer, windows on most layers, soft-caps (2), QK-norm and a
  * rope base of its own for the windowed layers (3). */
 #include "arch/common/arch.h"
-#include <string.h>
+#include <stdio.h>
 
 static const lm_name names[] = {
     {"attn.post_norm", "model.layers.{l}.post_attention_layernorm", "blk.{l}.post_attention_norm"},
@@ -11,8 +11,8 @@ static const lm_name names[] = {
 static const char *const ignored[] = {"hidden_act", "attn_logit_softcapping", "_sliding_window_pattern", NULL};
 
 static double softcap(lm_b *b, const char *hf, const char *gguf, double absent) {
-    char key[96] = "text_config.";
-    strcat(key, hf);
+    char key[96];
+    snprintf(key, sizeof key, "text_config.%s", hf);
     bool written = b->gguf || lm_meta_get(&b->src->meta, hf) || lm_meta_get(&b->src->meta, key);
     double c = lm_cfg_f64(b, hf, gguf, written && !b->gguf ? 0.0 : absent);
     bool null = !lm_cfg_has(b, hf, gguf);

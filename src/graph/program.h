@@ -130,7 +130,7 @@ typedef struct lm_op {
         struct { lm_act act; double limit, alpha; } act;                /* ACT: a. GATED: a gate, b up; limit 0: none */
         struct { uint32_t heads, head_dim, offset, n_rot, rope; bool interleaved; } rope; /* a; pairs (i, i+n_rot/2), or (2i, 2i+1) when interleaved */
         struct { uint32_t heads, kv_heads, dk, dv, window, slot; double scale, softcap; bool store; } attn; /* a q, b k, c v (LM_NONE when !store: reads another layer's slot), d INDEX result or LM_NONE; v sinks */
-        struct { uint32_t heads, nope, rope, dv, rank, slot; double scale; bool k_transposed; } mla; /* a q [heads][nope+rope] (rotated), b latent (normed) [rank], c k rope part (rotated) [rope], d INDEX result; w k_b: n_mat = heads, each [nope, rank] ([rank, nope] when k_transposed, as GGUF stores it); w2 v_b: n_mat = heads, each [dv, rank] */
+        struct { uint32_t heads, nope, rope, dv, rank, slot; double scale; } mla; /* a q [heads][nope+rope] (rotated), b latent (normed) [rank], c k rope part (rotated) [rope], d INDEX result; w kv_b: rows heads*(nope+dv), cols rank */
         struct { uint32_t heads, dim, topk, slot; double scale; } index; /* a q [heads][dim], b k [dim], c head weights [heads]; out: topk positions ascending by rank of score, −1 padded. score = Σ_h c_h·relu(q_h·k)·scale */
         struct { uint32_t n, k, groups, topk_groups; lm_route_score score; lm_route_group group; bool renorm; double scale, renorm_eps; } route; /* a logits; v correction bias (choice only), v2 per-expert scale; out: k ids then k weights */
         struct { uint32_t n, k; lm_act act; double limit, alpha; } experts; /* a x, b ROUTE result; w gate, w2 up, w3 down (n_mat = n); v, v2, v3 their biases (n × rows) */

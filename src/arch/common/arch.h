@@ -143,8 +143,6 @@ uint32_t lm_mat(lm_b *b, const char *role, uint64_t rows, uint64_t cols);
 uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint64_t rows, lm_part part);
 /* [n][rows, cols] from a stacked tensor [n, total, cols], or one tensor per expert ({e} in the name) of total rows */
 uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uint64_t cols, uint64_t rows, lm_part part);
-/* Heads of one plain matrix [heads*per_head, cols] seen as a stack: rows first … first+rows of each head. */
-uint32_t lm_mat_heads(lm_b *b, const char *role, uint32_t heads, uint32_t per_head, uint64_t cols, uint32_t first, uint32_t rows);
 /* A matrix stored [cols, rows] (gpt2's Conv1D): transposed into memory, floats only. */
 uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t cols);
 /* Vectors: `suffix` ".weight", ".bias" or "" ; LM_NONE when `optional` and absent. plus_one adds 1 (HF norms of 1 + w). */

@@ -170,15 +170,6 @@ uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uin
     return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = n, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
 }
 
-uint32_t lm_mat_heads(lm_b *b, const char *role, uint32_t heads, uint32_t per_head, uint64_t cols, uint32_t first, uint32_t rows) {
-    const lm_tensor *t = need(b, role, 0, ".weight");
-    if (!t || !want_shape(b, t, 2, (const uint64_t[]){(uint64_t)heads * per_head, cols})) return LM_NONE;
-    lm_segment *s = one_segment(b, t, rows, (lm_part){.base = first});
-    if (!s) return LM_NONE;
-    s->mat_stride = per_head;
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = heads, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
-}
-
 uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t cols) {
     const lm_tensor *t = need(b, role, 0, ".weight");
     if (!t || !want_shape(b, t, 2, (const uint64_t[]){cols, rows})) return LM_NONE;
