@@ -4,15 +4,15 @@
 usage: export_oracle.py --model ID|DIR --out DIR [--prompt-ids-json FILE] [--prompt TEXT ...] [--greedy N] [--dtype float32|bfloat16]
                         [--hidden LIST | --full-hidden] [--taps] [--gguf FILE] [--online] [--trust-remote-code] [--threads N]
 
-Needs torch, transformers and safetensors (checked with torch 2.13.0, transformers 5.24.0, safetensors 0.8.0); --gguf needs gguf and accelerate too.
-Works offline unless --online is given.
+Needs torch, transformers and safetensors (checked with torch 2.13.0, transformers 5.24.0, safetensors 0.8.0); --gguf needs gguf and
+accelerate too, and a family whose GGUF keys transformers knows. Works offline unless --online is given.
 FILE holds one prompt (a list of token ids), a list of prompts, or {"cases": [{"ids": [...]}, ...]}. Prompts given as text follow those.
 
 Per case K the trace holds
   cK.ids I32[T]   cK.argmax I32[T]   cK.top.ids I32[T,n]   cK.top.logprobs F32[T,n]      n = 64, or V when the vocabulary is smaller
   cK.logits F32[T,V], or cK.logits.last F32[V] when T*V is over LOGITS_MAX values
   cK.hidden.embed, cK.hidden.layer.i, cK.hidden.norm F32[T,H]
-  cK.greedy I32[N], cK.greedy.logits F32[N,V]                                           row 0 follows the prompt; nothing stops the run early
+  cK.greedy I32[N], cK.greedy.logits F32[N,V]       row 0 follows the prompt; nothing stops the run early
   cK.tap.NAME F32[T,width] with --taps                                                  NAME is the name of an op in lemma's program
 and __metadata__ says who made it, from which weights (SHA-256 of the weight files' bytes, concatenated in name order), in which precision,
 and how far transformers' own other routes land from it (noise).
@@ -289,13 +289,14 @@ def resolve(args):
         raise Bad(f"{args.model}: no such folder")
     from huggingface_hub import snapshot_download
     try:
-        return snapshot_download(args.model, local_files_only=not args.online, allow_patterns=["*.json", "*.safetensors", "*.model", "*.txt", "*.py", "*.jinja"])
+        wanted = ["*.json", "*.safetensors", "*.model", "*.txt", "*.py", "*.jinja"]
+        return snapshot_download(args.model, local_files_only=not args.online, allow_patterns=wanted)
     except Exception as e:
         raise Bad(f"{args.model}: neither a folder nor a model in the local cache ({type(e).__name__}); check the name, or add --online")
 
 
 def expand_mxfp4(model, files, torch, load_file):
-    """Loads a checkpoint whose expert weights are MXFP4 (blocks of 32, low nibble first, E8M0 scales with bias 127), dequantized exactly."""
+    """Loads a checkpoint with MXFP4 expert weights (blocks of 32, low nibble first, E8M0 scales with bias 127), dequantized exactly."""
     lut = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     lut = torch.cat([lut, -lut])
     sd = {}
@@ -322,8 +323,10 @@ def load(args, folder, files):
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise Bad(f"{folder}: the config can't be used: {one_line(e)}")
     archs = getattr(cfg, "architectures", None) or []
-    if getattr(cfg, "is_encoder_decoder", False) or archs and not any(a.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for a in archs):
-        raise Bad(f"{folder}: {', '.join(archs) or cfg.model_type} is not a causal language model; give one whose architecture ends in ForCausalLM")
+    causal = not archs or any(a.endswith(("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")) for a in archs)
+    if getattr(cfg, "is_encoder_decoder", False) or not causal:
+        what = ", ".join(archs) or cfg.model_type
+        raise Bad(f"{folder}: {what} is not a causal language model; give one whose architecture ends in ForCausalLM")
     dtype = getattr(torch, args.dtype)
     run = dict(dtype=dtype, attn_implementation="eager", experts_implementation="eager")
     quant = getattr(cfg, "quantization_config", None)
@@ -332,7 +335,8 @@ def load(args, folder, files):
         if method == "mxfp4":   # transformers itself would want a GPU kernel
             cfg = text_config(cfg)
             del cfg.quantization_config
-            return expand_mxfp4(AutoModelForCausalLM.from_config(cfg, **run, trust_remote_code=args.trust_remote_code), files, torch, load_file).eval()
+            model = AutoModelForCausalLM.from_config(cfg, **run, trust_remote_code=args.trust_remote_code)
+            return expand_mxfp4(model, files, torch, load_file).eval()
         model, info = AutoModelForCausalLM.from_pretrained(folder, **kw, **run, output_loading_info=True)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as e:
         raise Bad(f"{folder}: transformers can't load this as a causal language model: {one_line(e)}")
@@ -376,7 +380,8 @@ def greedy(model, ids, n):
     import torch
     from transformers import GenerationConfig
     model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0, bos_token_id=None)
-    gc = GenerationConfig(max_new_tokens=n, do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0, output_logits=True, return_dict_in_generate=True)
+    gc = GenerationConfig(max_new_tokens=n, do_sample=False, use_cache=True, eos_token_id=None, pad_token_id=0, output_logits=True,
+                          return_dict_in_generate=True)
     out = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), generation_config=gc)
     return out.sequences[0, len(ids):].int(), torch.cat([x.float() for x in out.logits])
 
@@ -473,7 +478,8 @@ def export(args):
     if args.prompt:
         from transformers import AutoTokenizer
         try:
-            tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code, **({"gguf_file": os.path.basename(args.gguf)} if args.gguf else {}))
+            kw = {"gguf_file": os.path.basename(args.gguf)} if args.gguf else {}
+            tok = AutoTokenizer.from_pretrained(folder, trust_remote_code=args.trust_remote_code, **kw)
             prompts += [tok(x)["input_ids"] for x in args.prompt]
         except Exception as e:
             raise Bad(f"{folder}: no usable tokenizer ({one_line(e)}); give token ids with --prompt-ids-json")
@@ -485,14 +491,15 @@ def export(args):
         print(line, flush=True)
     meta = dict(trace_version=TRACE_VERSION, made_by="tools/export_oracle.py", model_type=text_config(model.config).model_type,
                 transformers=transformers.__version__, torch=torch.__version__, dtype=args.dtype, attn_implementation="eager",
-                experts_implementation="eager", lens=json.dumps([len(p) for p in prompts]), weights=json.dumps([os.path.basename(p) for p in files]),
+                experts_implementation="eager", lens=json.dumps([len(p) for p in prompts]),
+                weights=json.dumps([os.path.basename(p) for p in files]),
                 weights_sha256=sha256(files), **noise(model, prompts, args.dtype))
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, "oracle.safetensors")
     save_file(tensors, path + ".part", metadata=meta)
     os.replace(path + ".part", path)    # a reader never sees half a trace
-    print(f"{path}: {len(prompts)} cases, {os.path.getsize(path)} bytes, noise {meta['cached_vs_full_max_dlogit']} / {meta['float64_max_dlogit']}, "
-          f"weights {meta['weights_sha256'][:16]}")
+    print(f"{path}: {len(prompts)} cases, {os.path.getsize(path)} bytes, noise {meta['cached_vs_full_max_dlogit']} / "
+          f"{meta['float64_max_dlogit']}, weights {meta['weights_sha256'][:16]}")
 
 
 class Parser(argparse.ArgumentParser):
