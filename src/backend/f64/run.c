@@ -75,7 +75,7 @@ static lm_status reserve(const lm_program *p, const lm_batch *b, lm_error *err) 
         const lm_seq *s = &b->seq[i];
         int have = lm_state_rope_set(s->state), set = rope_set(p, s);
         if (have >= 0 && have != set)
-            return lm_fail(err, LM_STATE, "sequence %u: %u positions need the %s rope set, its cache was made with the other: rebuild it", i,
+            return lm_fail(err, LM_STATE, "sequence %u: %u positions need the %s rope set, its cache has the other: rebuild it", i,
                            s->length, set ? "long" : "short");
         LM_TRY(lm_state_reserve(s->state, s->n, err));
         for (uint32_t j = 0; j < p->n_slots; j++) {
