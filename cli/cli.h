@@ -81,7 +81,7 @@ int lm_cli_usage(const char *verb, const char *fmt, ...) __attribute__((format(p
 void lm_cli_catch_interrupts(void);
 bool lm_cli_interrupted(void *unused); /* fits lm_model_options.interrupted */
 /* Draws a bar on stderr when that is a terminal and the step has taken over a second; false once interrupted. Fits
- * lm_model_options.progress. */
+ * lm_model_options.progress. total 0: how much there is isn't known, the seconds are shown. */
 bool lm_cli_progress(void *unused, const char *what, uint64_t done, uint64_t total);
 void lm_cli_progress_end(void); /* wipes the bar, if there is one: before anything else is printed */
 double lm_cli_now(void);        /* seconds, monotonic */

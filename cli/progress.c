@@ -52,7 +52,11 @@ bool lm_cli_progress(void *unused, const char *what, uint64_t done, uint64_t tot
         snprintf(bar.what, sizeof bar.what, "%s", what);
         bar.start = now;
     }
-    if (total && isatty(2) && now - bar.start > 1 && now - bar.last > 0.1) {
+    bool due = isatty(2) && now - bar.start > 1 && now - bar.last > 0.1;
+    if (due && !total) {
+        fprintf(stderr, "\r%s: %.0f s\033[K", bar.what, now - bar.start);
+        bar.last = now;
+    } else if (due) {
         char cells[25];
         double share = done < total ? (double)done / (double)total : 1;
         size_t full = (size_t)(share * (sizeof cells - 1));
@@ -62,7 +66,7 @@ bool lm_cli_progress(void *unused, const char *what, uint64_t done, uint64_t tot
         fprintf(stderr, "\r%s [%s] %3.0f%%\033[K", bar.what, cells, 100 * share);
         bar.last = now;
     }
-    if (done >= total) lm_cli_progress_end();
+    if (total && done >= total) lm_cli_progress_end();
     return !interrupted;
 }
 

@@ -176,6 +176,14 @@ lm_status lm_sampler_pick(lm_sampler *s, const lm_logits *l, uint32_t row, const
                           lm_error *err);
 void lm_sampler_free(lm_sampler *s);
 
+/* Stop strings over a stream of text: what may be shown comes out, a stop and what follows it never does, and what could still become a stop
+ * is held back. Text is valid until the next call. */
+typedef struct lm_stops lm_stops;
+lm_status lm_stops_create(const char *const *stops, uint32_t n, lm_stops **out, lm_error *err);
+lm_status lm_stops_push(lm_stops *s, const char *piece, size_t n, const char **text, size_t *text_n, bool *stopped, lm_error *err);
+void lm_stops_flush(lm_stops *s, const char **text, size_t *text_n); /* the end came without a stop: what was held back */
+void lm_stops_free(lm_stops *s);
+
 /* ---- what a file holds, without running it -------------------------------------------------------------------------------------
  * Everything belongs to the lm_inspect. A model whose family is unknown or whose config is refused can be inspected all the same. */
 typedef struct lm_inspect lm_inspect;
