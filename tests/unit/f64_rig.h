@@ -45,7 +45,9 @@ static inline lm_val rig_open(rig *r, uint32_t rows, uint32_t width, const doubl
     r->n_ids = rows;
     return r->g.p->embed = lm_op_embed(&r->g, "embed", rig_weight(&r->g, "table", 1, rows, width, t), false);
 }
-static inline lm_val part(rig *r, lm_val x, uint32_t offset, uint32_t width) { return lm_op_slice(&r->g, "part", x, offset, width, 1, width); }
+static inline lm_val part(rig *r, lm_val x, uint32_t offset, uint32_t width) {
+    return lm_op_slice(&r->g, "part", x, offset, width, 1, width);
+}
 
 static inline void rig_device(rig *r, uint32_t threads) {
     if (r->d) lm_backend_f64.destroy(r->d);
@@ -53,7 +55,8 @@ static inline void rig_device(rig *r, uint32_t threads) {
     lm_error err;
     uint32_t handle[64] = {0};
     assert_int_equal(lm_backend_f64.create(&o, &r->d, &err), LM_OK);
-    for (uint32_t i = 0; i < r->p->n_weights; i++) assert_int_equal(lm_backend_f64.upload(r->d, &r->p->weight[i], &handle[i], &err), LM_OK);
+    for (uint32_t i = 0; i < r->p->n_weights; i++)
+        assert_int_equal(lm_backend_f64.upload(r->d, &r->p->weight[i], &handle[i], &err), LM_OK);
     lm_status s = lm_backend_f64.configure(r->d, r->p, handle, &err);
     if (s != LM_OK) fail_msg("%s: %s", err.field, err.message);
 }
@@ -77,18 +80,15 @@ typedef struct rig_catch {
     lm_val want;
     double *out; /* [rows][width] by batch row */
 } rig_catch;
-static inline bool rig_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
-    rig_catch *c = ctx;
-    (void)p;
-    for (uint32_t i = 0; op->out == c->want && i < rows->n; i++)
-        memcpy(c->out + (size_t)rows->row[i] * rows->width, (const double *)rows->data + (size_t)i * rows->width, rows->width * sizeof(double));
-    return true;
-}
 static inline bool rig_sink(void *ctx, const lm_rows *rows) {
     rig_catch *c = ctx;
     for (uint32_t i = 0; i < rows->n; i++)
-        memcpy(c->out + (size_t)rows->row[i] * rows->width, (const double *)rows->data + (size_t)i * rows->width, rows->width * sizeof(double));
+        for (uint32_t j = 0; j < rows->width; j++) c->out[(size_t)rows->row[i] * rows->width + j] = lm_rows_at(rows, i, j);
     return true;
+}
+static inline bool rig_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
+    (void)p;
+    return op->out != ((rig_catch *)ctx)->want || rig_sink(ctx, rows);
 }
 
 static inline lm_state *rig_state(rig *r) {
