@@ -7,6 +7,7 @@ bytes      byte-level BPE with the GPT-2 pattern, digits apart, specials before 
 patterns   byte-level BPE with a Split by pattern, NFC, ignore_merges, merges as pairs
 sentence   SentencePiece-like BPE: Metaspace, byte fallback, fused unknowns, the decoder that strips one space
 merged     a chain of splits of every behavior, Replace, Strip and Lowercase, Metaspace decoder
+fused      unknown characters fused, no byte fallback; matches that touch; Metaspace before the first piece only
 added      added tokens with lstrip, rstrip, single_word, normalized
 """
 import json
@@ -39,7 +40,7 @@ TEXTS = [
     "Word WORD a_word word.", "caf\u00e9 cafe\u0301 CAF\u00c9", "<left><right>", "foo  <left>  <right>  bar", "▁ lower ▁▁ block ▁", "-- — – ... !?", "snake_case camelCase HTTPServer",
     "\u0915\u094d\u0937\u0924\u094d\u0930\u093f\u092f \u0e44\u0e17\u0e22 \u0627\u0644\u0639\u0631\u0628\u064a\u0629", "ſhort K Å", "𝔘𝔫𝔦 𐐀𐐨 𠮷",
     "https://example.org/a?b=c&d=%20#e", "\"quoted\" 'single' `tick`", "a,b;c:d|e/f\\g", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "ééééé", "\u0301", "e\u0301\u0301", "①②③", "x́y̋",
-    "the\u00adre", "ᾳ ŉ ΐ", "  \u3000  ", "\r\r\n\n\r", "don't DON'T don’t", "C'est l'été, n'est-ce pas?",
+    "the\u00adre", "ᾳ ŉ ΐ", "  \u3000  ", "\r\r\n\n\r", "don't DON'T don’t", "C'est l'été, n'est-ce pas?", "a..b...c. .", "--a--b - -c-", "日本a日本aa語",
 ]
 
 
@@ -97,6 +98,20 @@ def make_merged():
     return train(t, 300, special_tokens=["?"], limit_alphabet=60)
 
 
+def make_fused():
+    t = Tokenizer(models.BPE(unk_token="?", fuse_unk=True))
+    t.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(".", "merged_with_previous"), pre_tokenizers.Split("-", "merged_with_next"), pre_tokenizers.Split("a", "contiguous"),
+        pre_tokenizers.Metaspace(prepend_scheme="first", split=False)])
+    t.decoder = decoders.Metaspace(prepend_scheme="first")
+    d = json.loads(train(t, 200, special_tokens=["?"], limit_alphabet=40).to_str())
+    for a, b in ["..", "--", "a.", ".a", "-a", "a-", "b-"]:  # merges that show where a piece was cut
+        for c in (a, b, a + b):
+            d["model"]["vocab"].setdefault(c, len(d["model"]["vocab"]))
+        d["model"]["merges"].append([a, b])
+    return Tokenizer.from_str(json.dumps(d))
+
+
 def make_added():
     t = Tokenizer(models.BPE())
     t.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.Lowercase()])
@@ -112,7 +127,8 @@ def make_added():
 def main():
     os.makedirs(OUT, exist_ok=True)
     made = "tokenizers " + tokenizers.__version__
-    for name, make in [("bytes", make_bytes), ("patterns", make_patterns), ("sentence", make_sentence), ("merged", make_merged), ("added", make_added)]:
+    for name, make in [("bytes", make_bytes), ("patterns", make_patterns), ("sentence", make_sentence), ("merged", make_merged),
+                       ("fused", make_fused), ("added", make_added)]:
         t = make()
         d = json.loads(t.to_str())
         if name == "bytes":  # the older form of merges

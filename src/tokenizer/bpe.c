@@ -37,7 +37,9 @@ lm_status lm_merges_add(lm_tokenizer *t, uint32_t rank, const char *a, size_t an
     if (joined != small) lm_free(joined);
     if (l < 0 || r < 0 || id < 0)
         return lm_fail(err, LM_FORMAT, "merge %u: %s is no token of the vocabulary", rank,
-            l < 0 ? "its left part" : r < 0 ? "its right part" : "its result");
+                       l < 0   ? "its left part"
+                       : r < 0 ? "its right part"
+                               : "its result");
     *merge_slot(t, l, r) = (lm_merge){l, r, rank, id};
     return LM_OK;
 }
@@ -80,7 +82,8 @@ static bool add_symbol(lm_encoder *e, int32_t id, size_t off, size_t len) {
     return true;
 }
 
-/* A character that is no token: its bytes' tokens, if all are there; else the unknown token; else nothing at all, as the reference has it. */
+/* A character that is no token: its bytes' tokens, if all are there; else the unknown token; else nothing at all, as the reference has it.
+ */
 static bool add_unknown(lm_encoder *e, const char *s, size_t off, size_t len, bool *in_unk) {
     const lm_tokenizer *t = e->t;
     bool all = t->byte_fallback;
@@ -110,7 +113,8 @@ static bool add_symbols(lm_encoder *e, const char *s, size_t n) {
         if (id >= 0 || t->score) {
             in_unk = false;
             if (!add_symbol(e, id, i, k)) return false;
-        } else if (!add_unknown(e, s, i, k, &in_unk)) return false;
+        } else if (!add_unknown(e, s, i, k, &in_unk))
+            return false;
     }
     if (e->n_sym) e->sym[e->n_sym - 1].next = -1;
     return true;

@@ -1,6 +1,6 @@
 /* Growing buffers of the encoder. */
-#include <string.h>
 #include "tokenizer/tok.h"
+#include <string.h>
 
 bool lm_tok_grow(void **p, size_t *cap, size_t want, size_t size) {
     if (want <= *cap) return true;

@@ -34,7 +34,8 @@ static bool take(lm_detok *d, const char *s, size_t n) {
             s++;
             n--;
             d->strip_left--;
-        } else d->strip_left = 0;
+        } else
+            d->strip_left = 0;
     }
     return lm_tbuf_put(&d->pend, s, n);
 }
@@ -67,7 +68,8 @@ static void begin(lm_detok *d, const lm_tokenizer *t, bool skip_special) {
     *d = (lm_detok){.t = t, .skip_special = skip_special, .strip_left = t->plan.strip_n};
 }
 
-lm_status lm_tokenizer_decode(const lm_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **out, size_t *out_n, lm_error *err) {
+lm_status lm_tokenizer_decode(const lm_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **out, size_t *out_n,
+                              lm_error *err) {
     lm_detok d;
     begin(&d, t, skip_special);
     lm_status st = LM_OK;

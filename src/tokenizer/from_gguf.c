@@ -4,7 +4,7 @@
 #include <string.h>
 
 enum { TYPE_NORMAL = 1, TYPE_UNKNOWN, TYPE_CONTROL, TYPE_USER, TYPE_UNUSED, TYPE_BYTE }; /* tokenizer.ggml.token_type */
-#define SPACE_MARK "\xe2\x96\x81" /* U+2581, SentencePiece's space */
+#define SPACE_MARK "\xe2\x96\x81"                                                        /* U+2581, SentencePiece's space */
 
 static lm_status bad(lm_error *err, lm_status code, const char *key, const char *what) {
     return lm_fail_at(err, code, NULL, LM_NO_OFFSET, key, "%s", what);
@@ -14,9 +14,11 @@ static lm_status bad(lm_error *err, lm_status code, const char *key, const char 
 static lm_status get_array(const lm_source *s, const char *key, lm_value_kind elem, uint64_t n, const lm_value **v, lm_error *err) {
     *v = lm_meta_get(&s->meta, key);
     if (!*v) return LM_OK;
-    if ((*v)->kind != LM_V_ARRAY || ((*v)->elem != elem && (*v)->arr.n)) return bad(err, LM_FORMAT, key, "an array of another type is needed");
+    if ((*v)->kind != LM_V_ARRAY || ((*v)->elem != elem && (*v)->arr.n))
+        return bad(err, LM_FORMAT, key, "an array of another type is needed");
     if (n != UINT64_MAX && (*v)->arr.n != n)
-        return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, key, "%llu elements for %llu tokens", (unsigned long long)(*v)->arr.n, (unsigned long long)n);
+        return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, key, "%llu elements for %llu tokens", (unsigned long long)(*v)->arr.n,
+                          (unsigned long long)n);
     return LM_OK;
 }
 
@@ -44,10 +46,13 @@ static lm_status get_flag(const lm_source *s, const char *key, bool *b, lm_error
  * written with the space mark or with spaces; in the text it has spaces. */
 static lm_status add_token(lm_tokenizer *t, uint32_t id, const lm_str *s, int64_t type, bool marks, lm_error *err) {
     uint32_t flags = 0;
-    if (type == TYPE_CONTROL || type == TYPE_UNKNOWN) flags = LM_TOK_SPECIAL | LM_TOK_ADDED;
-    else if (type == TYPE_USER) flags = LM_TOK_ADDED;
+    if (type == TYPE_CONTROL || type == TYPE_UNKNOWN)
+        flags = LM_TOK_SPECIAL | LM_TOK_ADDED;
+    else if (type == TYPE_USER)
+        flags = LM_TOK_ADDED;
     else if (type < TYPE_NORMAL || type > TYPE_BYTE)
-        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "tokenizer.ggml.token_type", "token %u has the unknown type %lld", id, (long long)type);
+        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "tokenizer.ggml.token_type", "token %u has the unknown type %lld", id,
+                          (long long)type);
     LM_TRY(lm_vocab_set(t, id, s->s, (size_t)s->len, flags, err));
     if (!flags || !s->len) return LM_OK;
     char *text = lm_arena_strndup(t->arena, s->s, (size_t)s->len);
@@ -71,7 +76,7 @@ static lm_status load_tokens(const lm_source *s, lm_tokenizer *t, bool marks, lm
     if (!tok || !tok->arr.n) return bad(err, LM_FORMAT, "tokenizer.ggml.tokens", "the vocabulary is missing");
     if (tok->arr.n > LM_TOK_MAX_IDS)
         return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, "tokenizer.ggml.tokens", "%llu tokens; at most %u are supported",
-            (unsigned long long)tok->arr.n, LM_TOK_MAX_IDS);
+                          (unsigned long long)tok->arr.n, LM_TOK_MAX_IDS);
     uint32_t n = (uint32_t)tok->arr.n, n_added = 0;
     LM_TRY(get_array(s, "tokenizer.ggml.token_type", LM_V_INT, n, &type, err));
     const int64_t *types = type ? type->arr.data : NULL;
@@ -93,7 +98,9 @@ static lm_status load_merges(const lm_source *s, lm_tokenizer *t, lm_error *err)
     for (uint64_t i = 0; i < v->arr.n; i++) {
         /* the first space that is not the first byte: a token may be a space itself */
         const char *cut = m[i].len > 1 ? memchr(m[i].s + 1, ' ', (size_t)m[i].len - 1) : NULL;
-        if (!cut) return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, "tokenizer.ggml.merges", "merge %llu is not two tokens and a space", (unsigned long long)i);
+        if (!cut)
+            return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, "tokenizer.ggml.merges", "merge %llu is not two tokens and a space",
+                              (unsigned long long)i);
         size_t an = (size_t)(cut - m[i].s), bn = (size_t)m[i].len - an - 1;
         lm_status st = lm_merges_add(t, (uint32_t)i, m[i].s, an, cut + 1, bn, err);
         if (st != LM_OK) lm_error_set_field(err, "tokenizer.ggml.merges");
@@ -125,11 +132,13 @@ static lm_status load_spm(const lm_source *s, lm_tokenizer *t, bool *add_bos, lm
     if (!t->score) return lm_fail_nomem(err, "the scores", t->n * sizeof *t->score);
     for (uint32_t i = 0; i < t->n; i++) {
         double f = ((const double *)score->arr.data)[i];
-        if (f != f) return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, "tokenizer.ggml.scores", "token %u has no number as its score", i);
+        if (f != f)
+            return lm_fail_at(err, LM_FORMAT, NULL, LM_NO_OFFSET, "tokenizer.ggml.scores", "token %u has no number as its score", i);
         t->score[i] = (float)f;
     }
     LM_TRY(get_id(s, "tokenizer.ggml.unknown_token_id", t->n, &t->unk, err));
-    t->pre[t->n_pre++] = (lm_pre_step){.kind = LM_PRE_METASPACE, .prepend = prefix ? LM_PREPEND_SPM : LM_PREPEND_NEVER, .s = SPACE_MARK, .s_n = 3};
+    t->pre[t->n_pre++] =
+        (lm_pre_step){.kind = LM_PRE_METASPACE, .prepend = prefix ? LM_PREPEND_SPM : LM_PREPEND_NEVER, .s = SPACE_MARK, .s_n = 3};
     t->plan.byte_fallback = true;
     t->plan.n_replace = 1;
     t->plan.replace[0].from = SPACE_MARK;
@@ -158,17 +167,20 @@ static lm_status load_ends(const lm_source *s, lm_tokenizer *t, bool add_bos, lm
     }
     if (add_bos && t->bos < 0) return bad(err, LM_FORMAT, "tokenizer.ggml.bos_token_id", "missing, and this tokenizer adds one");
     if (add_eos && eos < 0) return bad(err, LM_FORMAT, ends[0], "missing, and add_eos_token is true");
-    if ((add_bos && !lm_ids_put(&t->prefix, t->bos)) || (add_eos && !lm_ids_put(&t->suffix, eos))) return lm_fail_nomem(err, "the tokenizer", 0);
+    if ((add_bos && !lm_ids_put(&t->prefix, t->bos)) || (add_eos && !lm_ids_put(&t->suffix, eos)))
+        return lm_fail_nomem(err, "the tokenizer", 0);
     return LM_OK;
 }
 
 static lm_status load(const lm_source *s, lm_tokenizer *t, const char *model, lm_error *err) {
     bool add_bos = false;
-    if (strcmp(model, "gpt2") == 0) LM_TRY(load_bpe(s, t, &add_bos, err));
-    else if (strcmp(model, "llama") == 0) LM_TRY(load_spm(s, t, &add_bos, err));
+    if (strcmp(model, "gpt2") == 0)
+        LM_TRY(load_bpe(s, t, &add_bos, err));
+    else if (strcmp(model, "llama") == 0)
+        LM_TRY(load_spm(s, t, &add_bos, err));
     else
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "tokenizer.ggml.model",
-            "the tokenizer model \"%.64s\" is not supported; gpt2 and llama are", model);
+                          "the tokenizer model \"%.64s\" is not supported; gpt2 and llama are", model);
     if (!t->describe) return lm_fail_nomem(err, "the tokenizer", 0);
     LM_TRY(lm_vocab_finish(t, err));
     return load_ends(s, t, add_bos, err);
@@ -178,7 +190,8 @@ lm_status lm_tokenizer_from_gguf(const lm_source *s, lm_tokenizer **out, lm_erro
     const lm_value *v = lm_meta_get(&s->meta, "tokenizer.ggml.model");
     if (v && v->kind != LM_V_STRING) return bad(err, LM_FORMAT, "tokenizer.ggml.model", "a string is needed");
     if (!v || strcmp(v->str.s, "none") == 0 || strcmp(v->str.s, "no_vocab") == 0)
-        return lm_fail_at(err, LM_MISSING, NULL, LM_NO_OFFSET, "tokenizer.ggml.model", "this file carries no tokenizer; give token ids instead of text");
+        return lm_fail_at(err, LM_MISSING, NULL, LM_NO_OFFSET, "tokenizer.ggml.model",
+                          "this file carries no tokenizer; give token ids instead of text");
     lm_tokenizer *t = lm_tokenizer_new();
     if (!t) return lm_fail_nomem(err, "the tokenizer", sizeof *t);
     lm_status st = load(s, t, v->str.s, err);

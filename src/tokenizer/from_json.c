@@ -68,7 +68,8 @@ static lm_status add_added(lm_json_reader *r, const json_t *v) {
     a->id = (int32_t)id;
     t->n_added++;
     lm_tok_entry *e = &t->entry[id];
-    if (!(e->flags & LM_TOK_PRESENT)) LM_TRY(lm_vocab_set(t, id, a->text, len, 0, r->err));
+    if (!(e->flags & LM_TOK_PRESENT))
+        LM_TRY(lm_vocab_set(t, id, a->text, len, 0, r->err));
     else if (e->text_len != len || memcmp(t->blob + e->text_off, a->text, len) != 0)
         return lm_fail_at(r->err, LM_FORMAT, NULL, LM_NO_OFFSET, where, "id %u has one text here and another in the vocabulary", id);
     e->flags |= LM_TOK_ADDED | (a->special ? LM_TOK_SPECIAL : 0);
@@ -112,7 +113,8 @@ static lm_status read_merge(lm_json_reader *r, const json_t *m, uint32_t rank) {
     } else { /* ["a", "b"] */
         const json_t *ja = json_array_get(m, 0), *jb = json_array_get(m, 1);
         if (json_array_size(m) != 2 || !json_is_string(ja) || !json_is_string(jb))
-            return lm_fail_at(r->err, LM_FORMAT, NULL, LM_NO_OFFSET, "model.merges", "merge %u is neither \"a b\" nor [\"a\", \"b\"]", rank);
+            return lm_fail_at(r->err, LM_FORMAT, NULL, LM_NO_OFFSET, "model.merges", "merge %u is neither \"a b\" nor [\"a\", \"b\"]",
+                              rank);
         a = json_string_value(ja);
         an = json_string_length(ja);
         b = json_string_value(jb);
@@ -132,7 +134,8 @@ static lm_status read_model(lm_json_reader *r, const json_t *model, const json_t
     if (!type && merges) type = "BPE"; /* old files leave it out */
     if (!type) return lm_json_bad(r, LM_FORMAT, "model.type", "missing");
     if (strcmp(type, "BPE") != 0)
-        return lm_fail_at(r->err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "model.type", "the tokenizer model \"%.64s\" is not supported; BPE is", type);
+        return lm_fail_at(r->err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "model.type",
+                          "the tokenizer model \"%.64s\" is not supported; BPE is", type);
     if (!empty_text(json_object_get(model, "continuing_subword_prefix")) || !empty_text(json_object_get(model, "end_of_word_suffix")))
         return lm_json_bad(r, LM_UNSUPPORTED, "model", "subword prefixes and suffixes are not supported");
     const json_t *dropout = json_object_get(model, "dropout");
@@ -233,8 +236,10 @@ lm_status lm_tokenizer_from_json(const char *path, lm_tokenizer **out, lm_error 
     lm_tokenizer *t;
     LM_TRY(from_json(path, &t, &eos, err));
     lm_status st = lm_eos_add(t, eos, err);
-    if (st == LM_OK) *out = t;
-    else lm_tokenizer_free(t);
+    if (st == LM_OK)
+        *out = t;
+    else
+        lm_tokenizer_free(t);
     return st;
 }
 
@@ -269,9 +274,11 @@ static lm_status no_tokenizer(const lm_source *s, lm_error *err) {
         lm_free(p);
         if (there)
             return lm_fail_at(err, LM_UNSUPPORTED, s->path, LM_NO_OFFSET, other[i],
-                "this tokenizer is not supported as it is; save it as tokenizer.json (transformers: AutoTokenizer.from_pretrained(…).save_pretrained(…))");
+                              "this tokenizer is not supported as it is; save it as tokenizer.json (transformers: "
+                              "AutoTokenizer.from_pretrained(…).save_pretrained(…))");
     }
-    return lm_fail_at(err, LM_MISSING, s->path, LM_NO_OFFSET, "tokenizer.json", "this folder carries no tokenizer; give token ids instead of text");
+    return lm_fail_at(err, LM_MISSING, s->path, LM_NO_OFFSET, "tokenizer.json",
+                      "this folder carries no tokenizer; give token ids instead of text");
 }
 
 static lm_status from_folder(const lm_source *s, lm_tokenizer **out, lm_error *err) {
@@ -282,8 +289,10 @@ static lm_status from_folder(const lm_source *s, lm_tokenizer **out, lm_error *e
     lm_status st = lm_is_file(path) ? from_json(path, &t, &eos, err) : no_tokenizer(s, err);
     lm_free(path);
     if (st == LM_OK) st = folder_ends(t, s, eos, err);
-    if (st == LM_OK) *out = t;
-    else lm_tokenizer_free(t);
+    if (st == LM_OK)
+        *out = t;
+    else
+        lm_tokenizer_free(t);
     return st;
 }
 

@@ -1,4 +1,5 @@
-/* The four pipelines of a tokenizer.json: normalizer, pre_tokenizer, post_processor, decoder. A step that is not known is refused by name. */
+/* The four pipelines of a tokenizer.json: normalizer, pre_tokenizer, post_processor, decoder. A step that is not known is refused by name.
+ */
 #include "tokenizer/json_read.h"
 #include <string.h>
 #include <utf8proc.h>
@@ -38,8 +39,13 @@ static lm_status pattern(lm_json_reader *r, const json_t *v, const char *where, 
 /* ---- normalizer ---- */
 static lm_status norm_step(lm_json_reader *r, const json_t *v, const char *type) {
     static const char where[] = "normalizer";
-    static const struct { const char *name; int form; } forms[] = {
-        {"NFC", UTF8PROC_COMPOSE}, {"NFD", UTF8PROC_DECOMPOSE}, {"NFKC", UTF8PROC_COMPOSE | UTF8PROC_COMPAT}, {"NFKD", UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}};
+    static const struct {
+        const char *name;
+        int form;
+    } forms[] = {{"NFC", UTF8PROC_COMPOSE},
+                 {"NFD", UTF8PROC_DECOMPOSE},
+                 {"NFKC", UTF8PROC_COMPOSE | UTF8PROC_COMPAT},
+                 {"NFKD", UTF8PROC_DECOMPOSE | UTF8PROC_COMPAT}};
     if (r->t->n_norm == LM_TOK_MAX_STEPS) return lm_json_bad(r, LM_UNSUPPORTED, where, "too many steps");
     lm_norm_step *st = &r->t->norm[r->t->n_norm++]; /* counted at once, so that a pattern is freed whatever fails */
     *st = (lm_norm_step){.kind = LM_NORM_UNICODE};
@@ -61,7 +67,8 @@ static lm_status norm_step(lm_json_reader *r, const json_t *v, const char *type)
         st->kind = LM_NORM_REPLACE;
         LM_TRY(lm_json_text(r, v, where, "content", &st->to, &st->to_n));
         LM_TRY(pattern(r, v, where, &st->re, &st->from, &st->from_n));
-    } else return unknown(r, where, type);
+    } else
+        return unknown(r, where, type);
     return LM_OK;
 }
 
@@ -78,8 +85,14 @@ static lm_status pre_new(lm_json_reader *r, lm_pre_step step, lm_pre_step **out)
 }
 
 static lm_status behavior(lm_json_reader *r, const json_t *v, lm_split *how) {
-    static const struct { const char *name; lm_split how; } all[] = {{"Isolated", LM_SPLIT_ISOLATED}, {"Removed", LM_SPLIT_REMOVED},
-        {"MergedWithPrevious", LM_SPLIT_PREVIOUS}, {"MergedWithNext", LM_SPLIT_NEXT}, {"Contiguous", LM_SPLIT_CONTIGUOUS}};
+    static const struct {
+        const char *name;
+        lm_split how;
+    } all[] = {{"Isolated", LM_SPLIT_ISOLATED},
+               {"Removed", LM_SPLIT_REMOVED},
+               {"MergedWithPrevious", LM_SPLIT_PREVIOUS},
+               {"MergedWithNext", LM_SPLIT_NEXT},
+               {"Contiguous", LM_SPLIT_CONTIGUOUS}};
     const char *s = json_string_value(json_object_get(v, "behavior"));
     for (size_t i = 0; s && i < sizeof all / sizeof *all; i++)
         if (strcmp(all[i].name, s) == 0) {
@@ -112,10 +125,14 @@ static lm_status pre_metaspace(lm_json_reader *r, const json_t *v) {
     LM_TRY(lm_json_flag(r, v, pre_where, "add_prefix_space", true, &old));
     const json_t *scheme = json_object_get(v, "prepend_scheme");
     const char *s = json_string_value(scheme);
-    if (!s && !old) st->prepend = LM_PREPEND_NEVER; /* files from before prepend_scheme */
-    else if (s && strcmp(s, "never") == 0) st->prepend = LM_PREPEND_NEVER;
-    else if (s && strcmp(s, "first") == 0) st->prepend = LM_PREPEND_FIRST;
-    else if (s && strcmp(s, "always") != 0) return lm_json_bad(r, LM_UNSUPPORTED, pre_where, "a prepend_scheme that is not known");
+    if (!s && !old)
+        st->prepend = LM_PREPEND_NEVER; /* files from before prepend_scheme */
+    else if (s && strcmp(s, "never") == 0)
+        st->prepend = LM_PREPEND_NEVER;
+    else if (s && strcmp(s, "first") == 0)
+        st->prepend = LM_PREPEND_FIRST;
+    else if (s && strcmp(s, "always") != 0)
+        return lm_json_bad(r, LM_UNSUPPORTED, pre_where, "a prepend_scheme that is not known");
     return LM_OK;
 }
 
@@ -170,15 +187,19 @@ static lm_status post_token(lm_json_reader *r, const json_t *v, const char *name
 static lm_status post_template(lm_json_reader *r, const json_t *v) {
     const json_t *single = json_object_get(v, "single");
     lm_ids before = {0}, after = {0};
-    lm_status st = json_is_array(single) ? LM_OK : lm_json_bad(r, LM_FORMAT, post_where, "a TemplateProcessing without its list \"single\"");
+    lm_status st =
+        json_is_array(single) ? LM_OK : lm_json_bad(r, LM_FORMAT, post_where, "a TemplateProcessing without its list \"single\"");
     bool seen = false;
     for (size_t i = 0; st == LM_OK && i < json_array_size(single); i++) {
         const json_t *piece = json_array_get(single, i);
         const char *name = json_string_value(json_object_get(json_object_get(piece, "SpecialToken"), "id"));
         const char *seq = json_string_value(json_object_get(json_object_get(piece, "Sequence"), "id"));
-        if (name) st = post_token(r, v, name, seen ? &after : &before);
-        else if (seq && strcmp(seq, "A") == 0 && !seen) seen = true;
-        else st = lm_json_bad(r, LM_UNSUPPORTED, post_where, "a template that is not special tokens around one sequence A");
+        if (name)
+            st = post_token(r, v, name, seen ? &after : &before);
+        else if (seq && strcmp(seq, "A") == 0 && !seen)
+            seen = true;
+        else
+            st = lm_json_bad(r, LM_UNSUPPORTED, post_where, "a template that is not special tokens around one sequence A");
     }
     if (st == LM_OK && !seen) st = lm_json_bad(r, LM_UNSUPPORTED, post_where, "a template without the sequence A");
     /* a later step wraps what the earlier ones made */
@@ -269,7 +290,8 @@ static lm_status dec_step(lm_json_reader *r, const json_t *v, const char *type) 
         st = dec_strip(r, v);
         stage = STRIP;
         if (p->stage < FUSE) return lm_json_bad(r, LM_UNSUPPORTED, dec_where, "a Strip before Fuse");
-    } else return unknown(r, dec_where, type);
+    } else
+        return unknown(r, dec_where, type);
     if (st == LM_OK && stage < (int)p->stage) return lm_json_bad(r, LM_UNSUPPORTED, dec_where, "steps in an order that is not known");
     p->stage = (uint32_t)stage;
     return st;

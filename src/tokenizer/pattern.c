@@ -15,14 +15,20 @@ static lm_status escape(const char *p, size_t n, size_t i, bool in_class, lm_tbu
     char c = p[i + 1];
     bool letter = (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9'), ok = true;
     *used = 2;
-    if (c == 's') ok = put(out, in_class ? SPACE : "[" SPACE "]");
-    else if (c == 'w') ok = put(out, in_class ? WORD : "[" WORD "]");
-    else if (c == 'S' && !in_class) ok = put(out, "[^" SPACE "]");
-    else if (c == 'W' && !in_class) ok = put(out, "[^" WORD "]");
+    if (c == 's')
+        ok = put(out, in_class ? SPACE : "[" SPACE "]");
+    else if (c == 'w')
+        ok = put(out, in_class ? WORD : "[" WORD "]");
+    else if (c == 'S' && !in_class)
+        ok = put(out, "[^" SPACE "]");
+    else if (c == 'W' && !in_class)
+        ok = put(out, "[^" WORD "]");
     else if (letter && !strchr("rntfvdDSxpP", c))
         return lm_fail(err, LM_UNSUPPORTED, "the escape \\%c at byte %zu of a pattern is not supported", c, i);
-    else if (c == 'v') ok = put(out, "\\x0b"); /* a vertical tab there, any vertical space in PCRE2 */
-    else if ((unsigned char)c >= 0x80) *used = 1; /* the backslash says nothing */
+    else if (c == 'v')
+        ok = put(out, "\\x0b"); /* a vertical tab there, any vertical space in PCRE2 */
+    else if ((unsigned char)c >= 0x80)
+        *used = 1; /* the backslash says nothing */
     else {
         const char *close = strchr("xpP", c) && i + 2 < n && p[i + 2] == '{' ? memchr(p + i, '}', n - i) : NULL;
         if (close) *used = (size_t)(close - (p + i)) + 1;
@@ -58,7 +64,8 @@ static lm_status translate(const char *p, size_t n, lm_tbuf *out, lm_error *err)
         } else if (p[i] == '[') {
             in_class = true;
             class_at = i + 1 + (i + 1 < n && p[i + 1] == '^');
-        } else if (p[i] == '(') LM_TRY(group_ok(p, n, i, err));
+        } else if (p[i] == '(')
+            LM_TRY(group_ok(p, n, i, err));
         else if (p[i] == '}' && i + 1 < n && p[i + 1] == '+') /* a possessive interval here, a repeated one there */
             return lm_fail(err, LM_UNSUPPORTED, "the interval at byte %zu of a pattern is not supported", i);
         if (!lm_tbuf_put(out, p + i, 1)) return lm_fail_nomem(err, "a pattern", n);
@@ -88,10 +95,12 @@ lm_status lm_pattern_compile(const char *pattern, size_t n, pcre2_code **out, lm
         pcre2_set_newline(c, PCRE2_NEWLINE_LF);
         pcre2_set_parens_nest_limit(c, 100);
         pcre2_code *re = pcre2_compile((PCRE2_SPTR)(b.s ? b.s : ""), b.n, PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C,
-            &code, &at, c);
+                                       &code, &at, c);
         char msg[160] = "";
         if (!re) pcre2_get_error_message(code, (PCRE2_UCHAR *)msg, sizeof msg);
-        if (!re) st = code == PCRE2_ERROR_HEAP_FAILED ? lm_fail_nomem(err, "a pattern", n) : lm_fail(err, LM_FORMAT, "a pattern does not compile: %s", msg);
+        if (!re)
+            st = code == PCRE2_ERROR_HEAP_FAILED ? lm_fail_nomem(err, "a pattern", n)
+                                                 : lm_fail(err, LM_FORMAT, "a pattern does not compile: %s", msg);
         if (re) pcre2_jit_compile(re, PCRE2_JIT_COMPLETE); /* without it the interpreter matches, equally */
         *out = re;
     }
@@ -124,7 +133,7 @@ lm_status lm_pattern_next(lm_encoder *e, const pcre2_code *re, const char *s, si
     uint64_t limit = 1000000u + 8u * (uint64_t)n;
     pcre2_set_match_limit(e->limits, limit > UINT32_MAX ? UINT32_MAX : (uint32_t)limit);
     pcre2_set_heap_limit(e->limits, 256u * 1024u); /* KiB */
-    uint32_t opt = PCRE2_NO_UTF_CHECK; /* checked once, for the whole text */
+    uint32_t opt = PCRE2_NO_UTF_CHECK;             /* checked once, for the whole text */
     int rc = pcre2_match(re, (PCRE2_SPTR)s, n, at, opt, e->match, e->limits);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT) rc = pcre2_match(re, (PCRE2_SPTR)s, n, at, opt | PCRE2_NO_JIT, e->match, e->limits);
     *found = false;
@@ -133,7 +142,8 @@ lm_status lm_pattern_next(lm_encoder *e, const pcre2_code *re, const char *s, si
     if (rc < 0) {
         char msg[160] = "";
         pcre2_get_error_message(rc, (PCRE2_UCHAR *)msg, sizeof msg);
-        return lm_fail(e->err, LM_RANGE, "the pre-tokenizer's pattern can't be matched in a text of %zu bytes (%s); split the text", n, msg);
+        return lm_fail(e->err, LM_RANGE, "the pre-tokenizer's pattern can't be matched in a text of %zu bytes (%s); split the text", n,
+                       msg);
     }
     PCRE2_SIZE *ov = pcre2_get_ovector_pointer(e->match);
     *m = (lm_span){ov[0], ov[1] - ov[0]};

@@ -25,17 +25,19 @@ static bool part(cutter *c, size_t off, size_t len, bool match) {
     match ^= c->invert;
     bool ok = true, join = false;
     switch (c->how) {
-        case LM_SPLIT_ISOLATED: break;
-        case LM_SPLIT_REMOVED:
-            if (match) return true;
-            break;
-        case LM_SPLIT_CONTIGUOUS: join = c->any && match == c->previous; break;
-        case LM_SPLIT_PREVIOUS: join = c->any && match && !c->previous; break;
-        /* a match starts a piece that the following non-match joins; two matches in a row are two pieces */
-        case LM_SPLIT_NEXT: join = c->any && !match && c->previous; break;
+    case LM_SPLIT_ISOLATED: break;
+    case LM_SPLIT_REMOVED:
+        if (match) return true;
+        break;
+    case LM_SPLIT_CONTIGUOUS: join = c->any && match == c->previous; break;
+    case LM_SPLIT_PREVIOUS: join = c->any && match && !c->previous; break;
+    /* a match starts a piece that the following non-match joins; two matches in a row are two pieces */
+    case LM_SPLIT_NEXT: join = c->any && !match && c->previous; break;
     }
-    if (join) c->held.len += len;
-    else ok = hold(c, off, len);
+    if (join)
+        c->held.len += len;
+    else
+        ok = hold(c, off, len);
     c->previous = match;
     return ok;
 }
@@ -47,7 +49,8 @@ static lm_status cut_by_pattern(cutter *c, const lm_pre_step *st, const char *s,
     while (at <= n) {
         lm_span m = {0};
         bool found = false;
-        if (st->kind == LM_PRE_PATTERN) LM_TRY(lm_pattern_next(c->e, st->re, s, n, at, &found, &m));
+        if (st->kind == LM_PRE_PATTERN)
+            LM_TRY(lm_pattern_next(c->e, st->re, s, n, at, &found, &m));
         else if (st->s_n) {
             const char *hit = memmem(s + at, n - at, st->s, st->s_n);
             found = hit != NULL;
@@ -64,19 +67,20 @@ static lm_status cut_by_pattern(cutter *c, const lm_pre_step *st, const char *s,
     return done == n || part(c, done, n - done, false) ? LM_OK : oom(c->e);
 }
 
-static int class_of(const lm_pre_step *st, uint32_t ch) { /* 0: no match; characters of classes ≥ 2 each match alone */
+static bool in_class(const lm_pre_step *st, uint32_t ch) {
     switch (st->kind) {
-        case LM_PRE_DIGITS: return lm_char_numeric(ch) ? 2 : 0;
-        case LM_PRE_SPACES: return lm_char_space(ch) ? 2 : 0;
-        case LM_PRE_PUNCTUATION: return lm_char_punct(ch) ? 2 : 0;
-        default: return 0;
+    case LM_PRE_DIGITS: return lm_char_numeric(ch);
+    case LM_PRE_SPACES: return lm_char_space(ch);
+    case LM_PRE_PUNCTUATION: return lm_char_punct(ch);
+    default: return false;
     }
 }
 
+/* Every character of the class is a match of its own. */
 static lm_status cut_by_class(cutter *c, const lm_pre_step *st, const char *s, size_t n) {
     size_t done = 0;
     for (size_t i = 0, k; i < n; i += k) {
-        if (!class_of(st, lm_char_at(s + i, n - i, &k))) continue;
+        if (!in_class(st, lm_char_at(s + i, n - i, &k))) continue;
         if (i > done && !part(c, done, i - done, false)) return oom(c->e);
         if (!part(c, i, k, true)) return oom(c->e);
         done = i + k;
@@ -114,9 +118,12 @@ static lm_status split(lm_encoder *e, const lm_pre_step *st) {
         lm_span p = e->span.v[i];
         cutter c = {.e = e, .how = st->split, .invert = st->invert, .base = p.off};
         const char *s = e->text.s + p.off;
-        if (st->kind == LM_PRE_PATTERN || st->kind == LM_PRE_LITERAL) LM_TRY(cut_by_pattern(&c, st, s, p.len));
-        else if (st->kind == LM_PRE_WORDS) LM_TRY(cut_words(&c, s, p.len));
-        else LM_TRY(cut_by_class(&c, st, s, p.len));
+        if (st->kind == LM_PRE_PATTERN || st->kind == LM_PRE_LITERAL)
+            LM_TRY(cut_by_pattern(&c, st, s, p.len));
+        else if (st->kind == LM_PRE_WORDS)
+            LM_TRY(cut_words(&c, s, p.len));
+        else
+            LM_TRY(cut_by_class(&c, st, s, p.len));
         if (!finish(&c)) return oom(e);
     }
     swap_spans(e);
@@ -135,7 +142,8 @@ static bool rewrite_bytes(lm_encoder *e, lm_span p) {
 static bool rewrite_metaspace(lm_encoder *e, const lm_pre_step *st, lm_span p, bool first) {
     const char *s = e->text.s + p.off;
     bool has = p.len && (s[0] == ' ' || (p.len >= st->s_n && memcmp(s, st->s, st->s_n) == 0));
-    bool prefix = st->prepend == LM_PREPEND_SPM || (st->prepend == LM_PREPEND_ALWAYS && !has) || (st->prepend == LM_PREPEND_FIRST && first && !has);
+    bool prefix =
+        st->prepend == LM_PREPEND_SPM || (st->prepend == LM_PREPEND_ALWAYS && !has) || (st->prepend == LM_PREPEND_FIRST && first && !has);
     if (prefix && !lm_tbuf_put(&e->spare, st->s, st->s_n)) return false;
     for (size_t k = 0; k < p.len; k++)
         if (!lm_tbuf_put(&e->spare, s[k] == ' ' ? st->s : s + k, s[k] == ' ' ? st->s_n : 1)) return false;
@@ -149,9 +157,12 @@ static lm_status rewrite(lm_encoder *e, const lm_pre_step *st, bool first) {
         lm_span p = e->span.v[i];
         size_t off = e->spare.n;
         bool ok;
-        if (st->kind == LM_PRE_BYTES) ok = rewrite_bytes(e, p);
-        else if (st->kind == LM_PRE_METASPACE) ok = rewrite_metaspace(e, st, p, first && i == 0);
-        else ok = (e->text.s[p.off] == ' ' || lm_tbuf_put(&e->spare, " ", 1)) && lm_tbuf_put(&e->spare, e->text.s + p.off, p.len);
+        if (st->kind == LM_PRE_BYTES)
+            ok = rewrite_bytes(e, p);
+        else if (st->kind == LM_PRE_METASPACE)
+            ok = rewrite_metaspace(e, st, p, first && i == 0);
+        else
+            ok = (e->text.s[p.off] == ' ' || lm_tbuf_put(&e->spare, " ", 1)) && lm_tbuf_put(&e->spare, e->text.s + p.off, p.len);
         if (!ok || !lm_spans_put(&e->span2, off, e->spare.n - off)) return oom(e);
     }
     lm_tbuf b = e->text;

@@ -6,13 +6,13 @@
 #ifndef LM_TOKENIZER_TOK_H
 #define LM_TOKENIZER_TOK_H
 #define PCRE2_CODE_UNIT_WIDTH 8
-#include <pcre2.h>
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "tokenizer/tokenizer.h"
+#include <pcre2.h>
 
-#define LM_TOK_MAX_IDS (1u << 22)    /* no vocabulary is near it; it bounds what a hostile file can make us allocate */
-#define LM_TOK_MAX_STEPS 16          /* steps of one kind (normaliser, pre-tokenizer …) */
+#define LM_TOK_MAX_IDS (1u << 22) /* no vocabulary is near it; it bounds what a hostile file can make us allocate */
+#define LM_TOK_MAX_STEPS 16       /* steps of one kind (normaliser, pre-tokenizer …) */
 #define LM_TOK_MAX_TEXT (UINT32_C(1) << 30)
 
 enum { LM_TOK_PRESENT = 1, LM_TOK_SPECIAL = 2, LM_TOK_ADDED = 4 };
@@ -22,7 +22,11 @@ typedef struct lm_tok_entry {
     uint32_t flags;
 } lm_tok_entry;
 
-typedef struct lm_merge { int32_t left, right; uint32_t rank; int32_t id; } lm_merge; /* left −1: an empty slot */
+typedef struct lm_merge {
+    int32_t left, right;
+    uint32_t rank;
+    int32_t id;
+} lm_merge; /* left −1: an empty slot */
 
 typedef struct lm_added {
     const char *text; /* as written */
@@ -31,22 +35,38 @@ typedef struct lm_added {
     bool special, lstrip, rstrip, single_word, normalized;
 } lm_added;
 /* Added tokens in bytewise order of the text to look for: a match narrows a range of it byte by byte. */
-typedef struct lm_added_key { const char *s; uint32_t len, added; } lm_added_key;
-typedef struct lm_added_set { lm_added_key *key; uint32_t n; bool first[256]; } lm_added_set;
+typedef struct lm_added_key {
+    const char *s;
+    uint32_t len, added;
+} lm_added_key;
+typedef struct lm_added_set {
+    lm_added_key *key;
+    uint32_t n;
+    bool first[256];
+} lm_added_set;
 
 typedef enum lm_norm_kind { LM_NORM_UNICODE, LM_NORM_PREPEND, LM_NORM_REPLACE, LM_NORM_STRIP, LM_NORM_LOWERCASE } lm_norm_kind;
 typedef struct lm_norm_step {
     lm_norm_kind kind;
-    int form;            /* UNICODE: utf8proc's options */
-    bool left, right;    /* STRIP */
-    pcre2_code *re;      /* REPLACE by pattern, else by text */
+    int form;         /* UNICODE: utf8proc's options */
+    bool left, right; /* STRIP */
+    pcre2_code *re;   /* REPLACE by pattern, else by text */
     const char *from, *to;
     size_t from_n, to_n;
 } lm_norm_step;
 
 typedef enum lm_split { LM_SPLIT_ISOLATED, LM_SPLIT_REMOVED, LM_SPLIT_PREVIOUS, LM_SPLIT_NEXT, LM_SPLIT_CONTIGUOUS } lm_split;
-typedef enum lm_pre_kind { LM_PRE_BYTES, LM_PRE_PREFIX, LM_PRE_PATTERN, LM_PRE_LITERAL, LM_PRE_DIGITS, LM_PRE_METASPACE, LM_PRE_WORDS,
-    LM_PRE_SPACES, LM_PRE_PUNCTUATION } lm_pre_kind;
+typedef enum lm_pre_kind {
+    LM_PRE_BYTES,
+    LM_PRE_PREFIX,
+    LM_PRE_PATTERN,
+    LM_PRE_LITERAL,
+    LM_PRE_DIGITS,
+    LM_PRE_METASPACE,
+    LM_PRE_WORDS,
+    LM_PRE_SPACES,
+    LM_PRE_PUNCTUATION
+} lm_pre_kind;
 typedef enum lm_prepend { LM_PREPEND_NEVER, LM_PREPEND_FIRST, LM_PREPEND_ALWAYS, LM_PREPEND_SPM } lm_prepend;
 /* BYTES maps bytes to the byte-level alphabet; PREFIX puts a space before a piece that has none; PATTERN and LITERAL split. */
 typedef struct lm_pre_step {
@@ -56,7 +76,7 @@ typedef struct lm_pre_step {
     lm_prepend prepend; /* METASPACE */
     bool cut;           /* METASPACE: split before each replacement */
     pcre2_code *re;
-    const char *s;      /* LITERAL: what to find; METASPACE: the replacement */
+    const char *s; /* LITERAL: what to find; METASPACE: the replacement */
     size_t s_n;
 } lm_pre_step;
 
@@ -65,12 +85,15 @@ typedef struct lm_decode_plan {
     bool bytes;         /* byte-level alphabet → bytes */
     bool byte_fallback; /* "<0x0A>" → the byte */
     bool join;          /* no decoder: tokens joined by a space */
-    uint32_t stage; /* while it is read: how far the order of steps has come */
+    uint32_t stage;     /* while it is read: how far the order of steps has come */
     uint32_t n_replace;
-    struct { const char *from, *to; size_t from_n, to_n; } replace[LM_TOK_MAX_STEPS];
-    char strip;         /* this character, up to strip_n times, goes from the start of the text */
+    struct {
+        const char *from, *to;
+        size_t from_n, to_n;
+    } replace[LM_TOK_MAX_STEPS];
+    char strip; /* this character, up to strip_n times, goes from the start of the text */
     uint32_t strip_n;
-    const char *drop;   /* Metaspace: goes from the first token wherever it stands in it */
+    const char *drop; /* Metaspace: goes from the first token wherever it stands in it */
     size_t drop_n;
 } lm_decode_plan;
 
@@ -106,9 +129,17 @@ struct lm_tokenizer {
 };
 
 /* ---- buffers (buffer.c): false is "out of memory" ---- */
-typedef struct lm_tbuf { char *s; size_t n, cap; } lm_tbuf;
-typedef struct lm_span { size_t off, len; } lm_span;
-typedef struct lm_spans { lm_span *v; size_t n, cap; } lm_spans;
+typedef struct lm_tbuf {
+    char *s;
+    size_t n, cap;
+} lm_tbuf;
+typedef struct lm_span {
+    size_t off, len;
+} lm_span;
+typedef struct lm_spans {
+    lm_span *v;
+    size_t n, cap;
+} lm_spans;
 bool lm_tbuf_put(lm_tbuf *b, const void *s, size_t n);
 bool lm_spans_put(lm_spans *p, size_t off, size_t len); /* an empty span is left out */
 bool lm_ids_put(lm_ids *ids, int32_t id);
@@ -143,8 +174,14 @@ lm_status lm_merges_reserve(lm_tokenizer *t, uint64_t n, lm_error *err);
 /* Merge number `rank`: the texts a and b. LM_FORMAT when a, b or ab is no token. */
 lm_status lm_merges_add(lm_tokenizer *t, uint32_t rank, const char *a, size_t an, const char *b, size_t bn, lm_error *err);
 
-typedef struct lm_symbol { int32_t id, prev, next; uint32_t off, len; } lm_symbol;
-typedef struct lm_candidate { uint32_t rank, pos, len; int32_t id; } lm_candidate;
+typedef struct lm_symbol {
+    int32_t id, prev, next;
+    uint32_t off, len;
+} lm_symbol;
+typedef struct lm_candidate {
+    uint32_t rank, pos, len;
+    int32_t id;
+} lm_candidate;
 /* What one call of encode works in. */
 typedef struct lm_encoder {
     const lm_tokenizer *t;
@@ -163,9 +200,11 @@ typedef struct lm_encoder {
 lm_status lm_bpe_encode(lm_encoder *e, const char *s, size_t n);
 
 /* ---- patterns (pattern.c) ---- */
-/* Compiles a pattern of a tokenizer.json, whose dialect is Oniguruma's: what means another thing there is translated, what can't be is refused. */
+/* Compiles a pattern of a tokenizer.json, whose dialect is Oniguruma's: what means another thing there is translated, what can't be is
+ * refused. */
 lm_status lm_pattern_compile(const char *pattern, size_t n, pcre2_code **out, lm_error *err);
-/* The next match in s[0..n) at or after *at. LM_OK with *found false when there is none; LM_RANGE when the matcher's limits were reached. */
+/* The next match in s[0..n) at or after *at. LM_OK with *found false when there is none; LM_RANGE when the matcher's limits were reached.
+ */
 lm_status lm_pattern_next(lm_encoder *e, const pcre2_code *re, const char *s, size_t n, size_t at, bool *found, lm_span *m);
 lm_status lm_pattern_begin(lm_encoder *e);
 void lm_pattern_end(lm_encoder *e);

@@ -120,7 +120,8 @@ static lm_status cut_added(lm_encoder *e, const lm_added_set *set, const char *s
         if (!accept(e, ad, s, n, from, &a, &b)) continue;
         if (a > from) LM_TRY(run(e, s + from, a - from, first && from == 0));
         if (!lm_ids_put(e->out, ad->id)) return lm_fail_nomem(e->err, "the token ids", e->out->n);
-        from = b; /* the search goes on at the match's own end: a token of spaces is found among those that were taken along, as the reference has it */
+        from = b; /* the search goes on at the match's own end: a token of spaces is found among those that were taken along, as the
+                     reference has it */
     }
     return from < n ? run(e, s + from, n - from, first && from == 0) : LM_OK;
 }
@@ -145,7 +146,8 @@ static lm_status encode_all(lm_encoder *e, const char *s, size_t n, bool special
     return LM_OK;
 }
 
-lm_status lm_tokenizer_encode(const lm_tokenizer *t, const char *text, size_t n, bool special, bool parse_special, lm_ids *out, lm_error *err) {
+lm_status lm_tokenizer_encode(const lm_tokenizer *t, const char *text, size_t n, bool special, bool parse_special, lm_ids *out,
+                              lm_error *err) {
     if (n > LM_TOK_MAX_TEXT) return lm_fail(err, LM_RANGE, "a text of %zu bytes; at most 1 GiB is encoded at once", n);
     lm_encoder e = {.t = t, .out = out, .err = err, .parse_special = parse_special};
     size_t before = out->n;

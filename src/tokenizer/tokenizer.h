@@ -13,14 +13,23 @@ lm_status lm_tokenizer_from_source(const lm_source *s, lm_tokenizer **out, lm_er
 lm_status lm_tokenizer_from_json(const char *path, lm_tokenizer **out, lm_error *err);
 void lm_tokenizer_free(lm_tokenizer *t);
 
-typedef struct lm_ids { int32_t *id; size_t n, cap; } lm_ids;
+typedef struct lm_ids {
+    int32_t *id;
+    size_t n, cap;
+} lm_ids;
 void lm_ids_free(lm_ids *ids);
 
 /* Appends the ids of text[0..n) (bytes that are no UTF-8 are repaired first). `special`: add what the post-processor adds (BOS, EOS …);
- * added tokens written out in the text ("<|im_end|>") are recognised when `parse_special`. */
-lm_status lm_tokenizer_encode(const lm_tokenizer *t, const char *text, size_t n, bool special, bool parse_special, lm_ids *out, lm_error *err);
-/* The text of ids, exactly as the whole sequence decodes, lm_malloc'd and NUL-terminated; *out_n its length. An id outside the vocabulary is LM_RANGE. */
-lm_status lm_tokenizer_decode(const lm_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **out, size_t *out_n, lm_error *err);
+ * special tokens written out in the text ("<|im_end|>") are recognised when `parse_special`. Added tokens that are not special (runs of
+ * spaces, "<tool>") are part of the vocabulary and always are. On failure `out` is as before. A text over 1 GiB, or one that the
+ * pre-tokenizer's pattern can't match within its limits, is LM_RANGE. */
+lm_status lm_tokenizer_encode(const lm_tokenizer *t, const char *text, size_t n, bool special, bool parse_special, lm_ids *out,
+                              lm_error *err);
+/* The text of ids, exactly as the whole sequence decodes, lm_malloc'd and NUL-terminated; *out_n its length. An id outside the vocabulary
+ * is LM_RANGE. What is no UTF-8 becomes U+FFFD by the maximal-subpart rule, for byte tokens ("<0xE4>") too, of which transformers gives one
+ * each. */
+lm_status lm_tokenizer_decode(const lm_tokenizer *t, const int32_t *ids, size_t n, bool skip_special, char **out, size_t *out_n,
+                              lm_error *err);
 
 /* Incremental decoding: feed ids one at a time; what comes out is whole UTF-8 characters only. The concatenation of all pieces and the
  * final flush equals lm_tokenizer_decode of all ids, bad bytes repaired by the maximal-subpart rule. */
@@ -35,7 +44,7 @@ lm_status lm_detok_flush(lm_detok *d, const char **piece, size_t *n, lm_error *e
 uint32_t lm_tokenizer_vocab(const lm_tokenizer *t);
 const char *lm_tokenizer_piece(const lm_tokenizer *t, int32_t id, size_t *n);
 bool lm_tokenizer_is_special(const lm_tokenizer *t, int32_t id);
-int32_t lm_tokenizer_bos(const lm_tokenizer *t);                       /* −1: none */
-const int32_t *lm_tokenizer_eos(const lm_tokenizer *t, size_t *n);     /* all end-of-generation ids */
-const char *lm_tokenizer_describe(const lm_tokenizer *t);              /* "byte-level BPE, 49152 tokens, pre-tokenizer smollm" */
+int32_t lm_tokenizer_bos(const lm_tokenizer *t);                   /* −1: none */
+const int32_t *lm_tokenizer_eos(const lm_tokenizer *t, size_t *n); /* all end-of-generation ids */
+const char *lm_tokenizer_describe(const lm_tokenizer *t);          /* "byte-level BPE, 49152 tokens, pre-tokenizer smollm" */
 #endif

@@ -67,7 +67,9 @@ int32_t lm_vocab_find(const lm_tokenizer *t, const char *s, size_t n) {
 }
 
 /* ---- pieces ---- */
-static int hex_digit(char c) { return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1; }
+static int hex_digit(char c) {
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'A' && c <= 'F' ? c - 'A' + 10 : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
 
 static int byte_token(const char *s, size_t n) { /* "<0x0A>" → 10; −1: something else */
     if (n != 6 || memcmp(s, "<0x", 3) != 0 || s[5] != '>') return -1;
@@ -199,15 +201,19 @@ int64_t lm_added_match(const lm_added_set *set, const char *s, size_t n, size_t 
         uint32_t a = lo, b = hi;
         while (a < b) { /* first key whose byte k is not below c */
             uint32_t m = a + (b - a) / 2;
-            if ((uint8_t)set->key[m].s[k] < c) a = m + 1;
-            else b = m;
+            if ((uint8_t)set->key[m].s[k] < c)
+                a = m + 1;
+            else
+                b = m;
         }
         lo = a;
         b = hi;
         while (a < b) {
             uint32_t m = a + (b - a) / 2;
-            if ((uint8_t)set->key[m].s[k] <= c) a = m + 1;
-            else b = m;
+            if ((uint8_t)set->key[m].s[k] <= c)
+                a = m + 1;
+            else
+                b = m;
         }
         hi = a;
         if (lo < hi && set->key[lo].len == k + 1) {
