@@ -141,6 +141,8 @@ bool lm_has_bias(lm_b *b, const char *role);
 uint32_t lm_mat(lm_b *b, const char *role, uint64_t rows, uint64_t cols);
 /* `rows` rows of the tensor of `role`, which has `total` rows */
 uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint64_t rows, lm_part part);
+/* The same from several parts of it, one below the other: count[i] rows by part[i]. */
+uint32_t lm_mat_parts(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint32_t n, const lm_part *part, const uint64_t *count);
 /* [n][rows, cols] from a stacked tensor [n, total, cols], or one tensor per expert ({e} in the name) of total rows */
 uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uint64_t cols, uint64_t rows, lm_part part);
 /* A matrix stored [cols, rows] (gpt2's Conv1D): transposed into memory, floats only. */

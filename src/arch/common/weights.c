@@ -126,22 +126,32 @@ static bool want_shape(lm_b *b, const lm_tensor *t, uint32_t rank, const uint64_
 }
 
 /* ---- matrices ------------------------------------------------------------------------------------------------------------------*/
+static void set_segment(lm_segment *s, const lm_tensor *t, uint64_t first, uint64_t rows, lm_part p) {
+    *s = (lm_segment){.t = t, .first = first, .count = rows, .base = p.base, .group = p.group ? p.group : rows, .group_stride = p.group_stride, .step = p.step ? p.step : 1, .rope_dim = p.rope_dim};
+}
+
 static lm_segment *one_segment(lm_b *b, const lm_tensor *t, uint64_t rows, lm_part p) {
     lm_segment *s = lm_arena_alloc(b->g.p->arena, sizeof *s);
     if (!s) {
         lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory reading the model");
         return NULL;
     }
-    *s = (lm_segment){.t = t, .count = rows, .base = p.base, .group = p.group ? p.group : rows, .group_stride = p.group_stride, .step = p.step ? p.step : 1, .rope_dim = p.rope_dim};
+    set_segment(s, t, 0, rows, p);
     return s;
 }
 
-uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint64_t rows, lm_part part) {
+uint32_t lm_mat_parts(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint32_t n, const lm_part *part, const uint64_t *count) {
     const lm_tensor *t = need(b, role, 0, ".weight");
     if (!t || !want_shape(b, t, 2, (const uint64_t[]){total, cols})) return LM_NONE;
-    lm_segment *s = one_segment(b, t, rows, part);
-    if (!s) return LM_NONE;
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    lm_segment *s = lm_arena_calloc(b->g.p->arena, n, sizeof *s);
+    if (!s) return lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory reading the model");
+    uint64_t rows = 0;
+    for (uint32_t i = 0; i < n; rows += count[i++]) set_segment(&s[i], t, rows, count[i], part[i]);
+    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = n, .seg = s});
+}
+
+uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint64_t rows, lm_part part) {
+    return lm_mat_parts(b, role, total, cols, 1, &part, &rows);
 }
 
 uint32_t lm_mat(lm_b *b, const char *role, uint64_t rows, uint64_t cols) { return lm_mat_part(b, role, rows, cols, rows, (lm_part){0}); }
