@@ -1,0 +1,84 @@
+/* Evidence: traces and verdicts. A trace is a safetensors file of what a run computed (docs/gates.md); `lm_verify` judges a model against
+ * one and reports claims, `lm_dump` writes one. Nothing here prints: a ledger is turned into text or JSON, and the caller shows it.
+ */
+#ifndef LEMMA_VERIFY_H
+#define LEMMA_VERIFY_H
+#include "lemma/lemma.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum lm_verdict { LM_PROVEN, LM_OPEN, LM_REFUTED } lm_verdict;
+const char *lm_verdict_name(lm_verdict v); /* "PROVEN" */
+
+/* One claim. Every string is one line, NUL-terminated, owned by the ledger, "" where it has nothing to say. */
+typedef struct lm_claim {
+    lm_verdict verdict;
+    bool gate;            /* a gate's own measurement; bindings, traits and reports are not */
+    const char *section;  /* "binding", "trait", "text", "G1", "G2", "G4" */
+    const char *name;     /* "c1 hidden cosine" */
+    const char *bound;    /* ">= 0.9999" */
+    const char *measured; /* "0.99999998 (layer.3, position 7)" */
+    const char *witness;  /* the file that the claim stands on */
+    const char *sha256;   /* of the witness; in G4, of all logits */
+    const char *note;     /* OPEN: what would close it. REFUTED: the counterexample. PROVEN: a remark */
+} lm_claim;
+
+typedef struct lm_ledger lm_ledger;
+void lm_ledger_free(lm_ledger *l);
+uint32_t lm_ledger_size(const lm_ledger *l);
+const lm_claim *lm_ledger_claim(const lm_ledger *l, uint32_t i);
+void lm_ledger_count(const lm_ledger *l, uint32_t *proven, uint32_t *open, uint32_t *refuted);
+const char *lm_ledger_subject(const lm_ledger *l); /* "MODEL: llama on cpu, lane f32 (…), against TRACE" */
+/* 0: a gate measured something and nothing is refuted; 1: something is refuted; 3: no gate could be evaluated. */
+int lm_ledger_exit_code(const lm_ledger *l);
+/* One claim as lines of text; the whole as one JSON object. lm_text_free what they return; NULL: out of memory. */
+char *lm_claim_text(const lm_claim *c);
+char *lm_ledger_json(const lm_ledger *l);
+void lm_text_free(char *text);
+
+/* What both commands take. Strings may be NULL: the default. */
+typedef struct lm_evidence_options {
+    const char *backend;   /* "cpu" */
+    const char *lane;      /* the backend's own: "f32", "f64" */
+    const char *cpu_level; /* the best that this CPU has */
+    uint32_t threads;      /* 0: physical cores */
+    uint32_t chunk;        /* rows at a time; 0: a good size */
+    bool (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* false interrupts (LM_INTERRUPTED) */
+    void *progress_ctx;
+    bool (*interrupted)(void *ctx); /* polled while running */
+    void *interrupted_ctx;
+} lm_evidence_options;
+
+typedef enum lm_determinism { LM_DETERMINISM_QUICK /* one axis at a time */, LM_DETERMINISM_FULL /* the grid too */, LM_DETERMINISM_OFF } lm_determinism;
+
+typedef struct lm_verify_options {
+    lm_evidence_options run;
+    const char *trace; /* NULL: oracle.safetensors beside the model */
+    lm_determinism determinism;
+    void (*subject)(void *ctx, const char *subject); /* called once, before the first claim; may be NULL */
+    void (*claim)(void *ctx, const lm_claim *c);     /* called as each claim is settled; may be NULL */
+    void *claim_ctx;
+} lm_verify_options;
+/* *out is set on LM_OK, whatever the verdicts are. */
+lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **out, lm_error *err);
+
+/* Exactly one of ids, ids_from and prompt. */
+typedef struct lm_dump_options {
+    lm_evidence_options run;
+    const int32_t *ids;
+    size_t n_ids;
+    const char *ids_from; /* a trace: the ids of all its cases, under their numbers */
+    const char *prompt;   /* needs the model's tokenizer */
+    uint32_t greedy;      /* so many tokens of the bare arg-max run */
+    bool taps;            /* every op's result */
+    const char *out;      /* the file to write */
+} lm_dump_options;
+/* `hash`, when not NULL, gets the sha256 (hex) of all prompt and greedy logits, row after row, in the backend's own precision. */
+lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm_error *err);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,82 @@
+/* The ledger: claims in the order in which they were settled, their strings in one arena. */
+#include "verify/verify.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *lm_verdict_name(lm_verdict v) {
+    static const char *const names[] = {"PROVEN", "OPEN", "REFUTED"};
+    return (unsigned)v < 3 ? names[v] : "?";
+}
+
+lm_status lm_ledger_create(lm_ledger **out, lm_error *err) {
+    lm_ledger *l = lm_calloc(1, sizeof *l);
+    if (l) l->arena = lm_arena_create();
+    if (!l || !l->arena) {
+        lm_free(l);
+        return lm_fail_nomem(err, "the ledger", sizeof *l);
+    }
+    l->subject = "";
+    *out = l;
+    return LM_OK;
+}
+
+void lm_ledger_free(lm_ledger *l) {
+    if (!l) return;
+    lm_arena_destroy(l->arena);
+    lm_free(l->claim);
+    lm_free(l);
+}
+
+const char *lm_say(lm_ledger *l, const char *fmt, ...) {
+    char buf[2048];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(buf, sizeof buf, fmt, ap);
+    va_end(ap);
+    if (n < 0) n = 0;
+    if ((size_t)n >= sizeof buf) n = (int)sizeof buf - 1;
+    char *s = lm_arena_strndup(l->arena, buf, (size_t)n);
+    if (!s) l->nomem = true;
+    return s ? s : "";
+}
+
+lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err) {
+    if (l->n == l->cap) {
+        uint32_t cap = l->cap ? l->cap * 2 : 64;
+        lm_claim *more = lm_realloc(l->claim, cap * sizeof *more);
+        if (!more) return lm_fail_nomem(err, "the ledger", cap * sizeof *more);
+        l->claim = more;
+        l->cap = cap;
+    }
+    lm_claim *to = &l->claim[l->n];
+    *to = *c;
+    const char **s[] = {&to->section, &to->name, &to->bound, &to->measured, &to->witness, &to->sha256, &to->note};
+    for (size_t i = 0; i < sizeof s / sizeof *s; i++)
+        if (!*s[i]) *s[i] = "";
+    if (l->nomem) return lm_fail_nomem(err, "a claim's text", 0);
+    l->n++;
+    if (l->fn) l->fn(l->ctx, to);
+    return LM_OK;
+}
+
+uint32_t lm_ledger_size(const lm_ledger *l) { return l->n; }
+const lm_claim *lm_ledger_claim(const lm_ledger *l, uint32_t i) { return i < l->n ? &l->claim[i] : NULL; }
+const char *lm_ledger_subject(const lm_ledger *l) { return l->subject; }
+
+void lm_ledger_count(const lm_ledger *l, uint32_t *proven, uint32_t *open, uint32_t *refuted) {
+    uint32_t n[3] = {0};
+    for (uint32_t i = 0; i < l->n; i++) n[l->claim[i].verdict]++;
+    *proven = n[LM_PROVEN];
+    *open = n[LM_OPEN];
+    *refuted = n[LM_REFUTED];
+}
+
+int lm_ledger_exit_code(const lm_ledger *l) {
+    bool measured = false;
+    for (uint32_t i = 0; i < l->n; i++) {
+        if (l->claim[i].verdict == LM_REFUTED) return 1;
+        measured |= l->claim[i].gate && l->claim[i].verdict == LM_PROVEN;
+    }
+    return measured ? 0 : 3;
+}

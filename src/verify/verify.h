@@ -1,0 +1,132 @@
+/* The inner contracts of src/verify. The public face is lemma/verify.h.
+ *
+ * Rows stream: logits come one row at a time through the engine's callback, are turned into doubles and measured against the trace's row,
+ * which is read from the mapped file. Nothing of size T×V is held.
+ */
+#ifndef LM_VERIFY_VERIFY_H
+#define LM_VERIFY_VERIFY_H
+#include "base/hash.h"
+#include "engine/model.h"
+#include "lemma/verify.h"
+
+/* ---- trace.c: the reader ------------------------------------------------------------------------------------------------------- */
+typedef struct lm_gate2 { /* cK.gate: the bounds of the tower gate */
+    bool present;
+    double top1_min, top1_quarter_min, max_dlogprob;
+} lm_gate2;
+
+/* Tensors are NULL where the trace has none; their shapes and types have been checked against the program. */
+typedef struct lm_trace_case {
+    uint32_t k; /* its number in the file */
+    const int32_t *ids;
+    uint32_t n;
+    const char *text; /* NULL when absent */
+    size_t text_n;
+    const lm_tensor **hidden; /* [n_layers + 2]: embed, layers, norm */
+    uint32_t n_hidden;        /* how many of them are there */
+    const lm_tensor *logits, *logits_last, *top_logprobs, *greedy_logits;
+    const int32_t *argmax; /* [n] */
+    const int32_t *top_ids; /* [n][n_top] */
+    uint32_t n_top;
+    const int32_t *greedy; /* [n_greedy] */
+    uint32_t n_greedy;
+    lm_gate2 gate;
+} lm_trace_case;
+
+typedef struct lm_trace {
+    lm_source *file;
+    lm_arena *arena;
+    char sha256[65];            /* of the trace file */
+    const char *weights_sha256; /* NULL: unbound */
+    const char *dtype;          /* what the reference computed in; "" when it doesn't say */
+    double noise;               /* the larger of the recorded numeric ones; 0: none recorded */
+    double embed_scale_bf16;    /* NAN: not recorded */
+    lm_trace_case *c;
+    uint32_t n_cases;
+    uint32_t n_layers;
+} lm_trace;
+
+/* Every tensor's name, shape and type, every id and every number of the metadata is checked; an unknown tensor is refused. */
+lm_status lm_trace_open(const char *path, const lm_program *p, lm_trace **out, lm_error *err);
+void lm_trace_close(lm_trace *t);
+const char *lm_trace_hidden_name(const lm_trace *t, uint32_t slot, char buf[32]); /* "layer.3" */
+/* The program's value behind hidden slot 0 … n_layers+1. */
+lm_val lm_hidden_value(const lm_program *p, uint32_t slot);
+
+/* ---- compare.c: the numbers, free of everything else. A NaN or an infinity on either side gives NaN (or LM_NO_ID) ------------------- */
+void lm_rows_f64(const lm_rows *r, uint32_t i, double *dst); /* row i */
+bool lm_finite(const double *x, uint64_t n);
+double lm_cosine(const double *a, const double *b, uint64_t n);
+double lm_max_diff(const double *a, const double *b, uint64_t n, uint64_t *at); /* at: where, the first of equals, or the first non-finite */
+uint32_t lm_argmax_row(const double *x, uint32_t n);                            /* the lowest id among equals */
+double lm_log_sum_exp(const double *x, uint32_t n);
+/* The k ids of the largest values, equal ones in id order; k ≤ n, all finite. */
+void lm_top_row(const double *x, uint32_t n, uint32_t k, int32_t *ids);
+
+/* ---- ledger.c ---------------------------------------------------------------------------------------------------------------------*/
+struct lm_ledger {
+    lm_arena *arena;
+    lm_claim *claim;
+    uint32_t n, cap;
+    const char *subject;
+    void (*fn)(void *ctx, const lm_claim *c);
+    void *ctx;
+    bool nomem; /* sticky: lm_ledger_add reports it */
+};
+lm_status lm_ledger_create(lm_ledger **out, lm_error *err);
+LM_PRINTF(2, 3) const char *lm_say(lm_ledger *l, const char *fmt, ...); /* one line in the ledger's arena */
+lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err); /* NULL strings become "" */
+
+/* ---- the run: what the gates share --------------------------------------------------------------------------------------------------*/
+typedef struct lm_judge {
+    lm_engine *e;
+    lm_engine_options eo;
+    const lm_verify_options *o;
+    const char *model, *trace_path;
+    const lm_trace *t;
+    lm_ledger *l;
+    bool f64;         /* the arbiter itself is on trial */
+    double *ours, *ref; /* [widest row] */
+    double *last;     /* [vocab]: ours at the latest position */
+} lm_judge;
+
+/* Claims of one case, named after it: section, name "cK what", witness the trace. note may be NULL. */
+lm_status lm_judge_claim(lm_judge *j, const lm_trace_case *c, const char *section, lm_verdict v, const char *what, const char *bound,
+                         const char *measured, const char *note, lm_error *err);
+bool lm_judge_progress(const lm_judge *j, const char *what, uint64_t done, uint64_t total);
+/* Bounds on a logit's and a log-probability's difference, from the trace's noise. */
+double lm_logit_bound(const lm_trace *t);
+double lm_logprob_bound(const lm_trace *t);
+
+/* One pass over a case's prompt in a fresh session, everything that the trace has measured on the way; see forward.c. */
+typedef struct lm_worst {
+    double value; /* NAN once anything was not finite */
+    uint32_t at, position;
+    double ours, ref;
+    bool any;
+} lm_worst;
+typedef struct lm_forward {
+    lm_judge *j;
+    const lm_trace_case *c;
+    const char *stage;
+    lm_worst cosine, logit, last, logprob; /* at: the hidden slot, or the token id */
+    uint32_t flips, flip_position, flip_ours, flip_ref; /* arg-max: how many differ, and the first */
+    uint32_t *top_wrong; /* G2: per quarter, positions whose top-1 differs; [4] */
+    uint32_t quarter;    /* G2: its length */
+    bool not_finite;
+    uint32_t bad_position;
+    uint32_t *seen; /* hidden rows that came, per slot */
+    uint32_t rows;  /* logits rows that came */
+    lm_sha256 hash; /* of the logits' bytes */
+} lm_forward;
+lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err);
+const char *lm_say_cosine(lm_ledger *l, double cosine); /* "1 - 2.1e-12" */
+bool lm_forward_has_argmax(const lm_trace_case *c);
+
+lm_status lm_judge_g1(lm_judge *j, const lm_trace_case *c, lm_error *err);                   /* forward.c */
+lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err); /* greedy.c */
+lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err);            /* greedy.c */
+lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err);                   /* tower.c */
+lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err);                                 /* tower.c: claims of the whole file */
+lm_status lm_judge_determinism(lm_judge *j, lm_error *err);                                  /* determinism.c */
+#endif
