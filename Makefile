@@ -33,7 +33,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib test unit asan fuzz bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib test unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -80,10 +80,52 @@ asan:
 	@tools/setup --quiet build test
 	@$(MAKE) --no-print-directory -j$(JOBS) B=build-asan OPT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" build-asan/lemma unit
 	@B=build-asan SHARED=$(SHARED) tests/run asan
+
+# ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
+FILE ?=
+demo: all
+	@B=$(B) tools/demo $(FILE)
+
+CACHE := $(or $(LEMMA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lemma)
+MODEL ?= $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
+bench: all
+	@$(B)/lemma bench $(MODEL)
+
+# libFuzzer comes with clang. Findings and corpora stay in build-fuzz; a target built with gcc replays one (tests/fuzz/replay.h).
+FUZZ_SECONDS ?= 60
+FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
+FUZZ_SAN := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
+$(B)/tests/fuzz/%: tests/fuzz/%.c $(B)/liblemma.a
+	@mkdir -p $(@D)
+	@echo "CC $<"
+	@$(CC) $(CFLAGS) $(FUZZ_LINK) -Itests -o $@ $< $(B)/liblemma.a $(LDFLAGS) $(LDLIBS)
+fuzz-targets: $(FUZZ_SRC:%.c=$(B)/%)
+fuzz:
+	@tools/setup --quiet build
+	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang" >&2; exit 3; }
+	@$(MAKE) --no-print-directory -j$(JOBS) B=build-fuzz CC=clang OPT=-O1 WERROR= SAN="$(FUZZ_SAN)" FUZZ_LINK=-fsanitize=fuzzer fuzz-targets
+	@mkdir -p build-fuzz/corpus/gguf build-fuzz/corpus/safetensors build-fuzz/corpus/config
+	@cp tests/fixtures/gguf/llama.gguf build-fuzz/corpus/gguf/
+	@cp tests/fixtures/llama/model.safetensors build-fuzz/corpus/safetensors/
+	@for d in tests/fixtures/*/; do [ ! -f $${d}config.json ] || cp $${d}config.json build-fuzz/corpus/config/$$(basename $$d).json; done
+	@for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do mkdir -p build-fuzz/corpus/$$f; echo "fuzz $$f, $(FUZZ_SECONDS) s"; \
+	    build-fuzz/tests/fuzz/fuzz_$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -verbosity=0 -print_final_stats=1 \
+	        -artifact_prefix=build-fuzz/found-$$f- build-fuzz/corpus/$$f || exit 1; done
+
+# ---- installing -------------------------------------------------------------------------------------------------------------------
+install: all
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include/lemma
+	install -m 755 $(B)/lemma $(DESTDIR)$(PREFIX)/bin/lemma
+	install -m 644 $(B)/liblemma.a $(DESTDIR)$(PREFIX)/lib/liblemma.a
+	install -m 644 $(wildcard include/lemma/*.h) $(DESTDIR)$(PREFIX)/include/lemma/
+uninstall:
+	rm -f $(DESTDIR)$(PREFIX)/bin/lemma $(DESTDIR)$(PREFIX)/lib/liblemma.a
+	rm -rf $(DESTDIR)$(PREFIX)/include/lemma
+
 help:
 	@echo "make            build/lemma"
 	@echo "make test       everything (SHARED=DIR adds the tokenizers and templates kept outside the tree)"
-	@echo "make demo       fetch a real model, prove it, run it"
+	@echo "make demo       fetch a real model, prove it, run it (FILE=PATH: a copy that is here already)"
 	@echo "make asan       the tests under AddressSanitizer and UBSan"
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"
 	@echo "make bench      speed as a share of this machine's limits"

@@ -62,7 +62,7 @@ static size_t begun(const lm_stops *s, size_t n) {
 /* The stop that is complete first, byte by byte, wins, the longest of those that end together: how the text was cut into pieces doesn't
  * matter. */
 lm_status lm_stops_push(lm_stops *s, const char *piece, size_t n, const char **text, size_t *text_n, bool *stopped, lm_error *err) {
-    memmove(s->buf, s->buf + s->shown, s->buf ? s->held : 0);
+    if (s->held) memmove(s->buf, s->buf + s->shown, s->held);
     s->shown = 0;
     *stopped = s->stopped;
     *text = s->buf ? s->buf : "";
