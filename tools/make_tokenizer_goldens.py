@@ -40,7 +40,7 @@ TEXTS = [
     "Word WORD a_word word.", "caf\u00e9 cafe\u0301 CAF\u00c9", "<left><right>", "foo  <left>  <right>  bar", "▁ lower ▁▁ block ▁", "-- — – ... !?", "snake_case camelCase HTTPServer",
     "\u0915\u094d\u0937\u0924\u094d\u0930\u093f\u092f \u0e44\u0e17\u0e22 \u0627\u0644\u0639\u0631\u0628\u064a\u0629", "ſhort K Å", "𝔘𝔫𝔦 𐐀𐐨 𠮷",
     "https://example.org/a?b=c&d=%20#e", "\"quoted\" 'single' `tick`", "a,b;c:d|e/f\\g", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", "ééééé", "\u0301", "e\u0301\u0301", "①②③", "x́y̋",
-    "the\u00adre", "ᾳ ŉ ΐ", "  \u3000  ", "\r\r\n\n\r", "don't DON'T don’t", "C'est l'été, n'est-ce pas?", "a..b...c. .", "--a--b - -c-", "日本a日本aa語",
+    "the\u00adre", "ᾳ ŉ ΐ", "  \u3000  ", "\r\r\n\n\r", "don't DON'T don’t", "C'est l'été, n'est-ce pas?", "a..b...c. .", "--a--b - -c-", "日本a日本aa語", "bc++bc+bc",
 ]
 
 
@@ -102,10 +102,11 @@ def make_fused():
     t = Tokenizer(models.BPE(unk_token="?", fuse_unk=True))
     t.pre_tokenizer = pre_tokenizers.Sequence([
         pre_tokenizers.Split(".", "merged_with_previous"), pre_tokenizers.Split("-", "merged_with_next"), pre_tokenizers.Split("a", "contiguous"),
+        pre_tokenizers.Split(Regex("[^+]"), "merged_with_next", invert=True),
         pre_tokenizers.Metaspace(prepend_scheme="first", split=False)])
     t.decoder = decoders.Metaspace(prepend_scheme="first")
     d = json.loads(train(t, 200, special_tokens=["?"], limit_alphabet=40).to_str())
-    for a, b in ["..", "--", "a.", ".a", "-a", "a-", "b-"]:  # merges that show where a piece was cut
+    for a, b in ["..", "--", "a.", ".a", "-a", "a-", "b-", "++", "+b", "bc"]:  # merges that show where a piece was cut
         for c in (a, b, a + b):
             d["model"]["vocab"].setdefault(c, len(d["model"]["vocab"]))
         d["model"]["merges"].append([a, b])

@@ -1,6 +1,5 @@
 /* The normaliser's steps over one run of text between added tokens. */
 #include "tokenizer/tok.h"
-#include <stdlib.h>
 #include <string.h>
 #include <utf8proc.h>
 
@@ -20,7 +19,7 @@ static lm_status unicode_form(lm_encoder *e, int form, const lm_tbuf *in, lm_tbu
         st = lm_fail(e->err, LM_INTERNAL, "normalising text: %s", utf8proc_errmsg(k));
     else if (!lm_tbuf_put(out, u, (size_t)k))
         st = oom(e, in->n);
-    free(u);
+    lm_free(u); /* utf8proc allocates with malloc */
     return st;
 }
 
