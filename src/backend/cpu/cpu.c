@@ -1,0 +1,92 @@
+/* The cpu device: its life and its weights. */
+#include "backend/cpu/cpu.h"
+#include <stdio.h>
+#include <string.h>
+
+static const char *const lanes[] = {"f32", NULL};
+static bool yes(void) { return true; }
+
+static lm_status create(const lm_device_options *o, lm_device **out, lm_error *err) {
+    const char *lane = lanes[0];
+    if (o->lane && strcmp(o->lane, lane) != 0)
+        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32", o->lane);
+    const lm_kernels *k;
+    LM_TRY(lm_kernels_pick(o->cpu_level, &k, err));
+    lm_device *d = lm_calloc(1, sizeof *d);
+    if (!d) return lm_fail_nomem(err, "the cpu device", sizeof *d);
+    lm_status s = lm_pool_create(o->threads, &d->pool, err);
+    if (s != LM_OK) {
+        lm_free(d);
+        return s;
+    }
+    d->k = k;
+    d->lane = lane;
+    uint32_t n = lm_pool_size(d->pool);
+    snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");
+    *out = d;
+    return LM_OK;
+}
+static void reset(lm_device *d) {
+    lm_cpu_unconfigure(d);
+    for (uint32_t i = 0; i < d->n_uploaded; i++) lm_packed_free(&d->uploaded[i]);
+    d->n_uploaded = 0;
+    lm_cpu_buf *const buf[] = {&d->body, &d->head, &d->thread, &d->shared, &d->blocks, &d->tables};
+    for (size_t i = 0; i < sizeof buf / sizeof *buf; i++) lm_cpu_shrink(buf[i]);
+}
+static void destroy(lm_device *d) {
+    if (!d) return;
+    reset(d);
+    lm_free(d->uploaded);
+    lm_pool_destroy(d->pool);
+    lm_free(d);
+}
+static uint64_t memory(const lm_device *d) {
+    uint64_t n = 0;
+    for (uint32_t i = 0; i < d->n_uploaded; i++) n += d->uploaded[i].data ? d->uploaded[i].bytes : 0;
+    for (uint32_t i = 0; d->program && i < d->program->n_ops; i++) n += d->op[i].kt.bytes + d->op[i].v.bytes;
+    return n;
+}
+static const char *describe(const lm_device *d) { return d->text; }
+
+static lm_status upload(lm_device *d, const lm_weight *w, uint32_t *id, lm_error *err) {
+    if (d->n_uploaded == d->cap_uploaded) {
+        uint32_t cap = d->cap_uploaded ? 2 * d->cap_uploaded : 64;
+        lm_packed_matrix *q = lm_realloc(d->uploaded, cap * sizeof *q);
+        if (!q) return lm_fail_nomem(err, "the weights' table", cap * sizeof *q);
+        d->uploaded = q;
+        d->cap_uploaded = cap;
+    }
+    lm_status s = lm_cpu_pack(d, w, &d->uploaded[d->n_uploaded], err);
+    if (s != LM_OK) {
+        lm_error_set_field(err, w->name);
+        return s;
+    }
+    *id = d->n_uploaded++;
+    return LM_OK;
+}
+static void release(lm_device *d, uint32_t id) {
+    if (id < d->n_uploaded) lm_packed_free(&d->uploaded[id]);
+}
+static bool supports(const lm_device *d, const lm_op *op) {
+    (void)d;
+    return (unsigned)op->kind < LM_OP_COUNT;
+}
+
+const lm_backend lm_backend_cpu = {
+    .name = "cpu",
+    .exact = true,
+    .lanes = lanes,
+    .compiled = yes,
+    .available = yes,
+    .create = create,
+    .destroy = destroy,
+    .memory = memory,
+    .describe = describe,
+    .upload = upload,
+    .release = release,
+    .reset = reset,
+    .supports = supports,
+    .configure = lm_cpu_configure,
+    .elem_size = sizeof(float),
+    .run = lm_cpu_run,
+};

@@ -1,0 +1,101 @@
+/* The cpu engine, inside. Weights are packed once at upload (kernels/pack.h); values are float rows in buffers planned at configure; an op is
+ * one function that runs over all rows, in parallel over rows or output strips. Which thread computes what never shows in a bit.
+ */
+#ifndef LM_BACKEND_CPU_H
+#define LM_BACKEND_CPU_H
+#include "backend/backend.h"
+#include "kernels/kernels.h"
+
+#define LM_CPU_HEAD_ROWS 32u /* wanted rows computed together in the head */
+#define LM_CPU_MOE_ROWS 256u /* rows whose experts are computed together */
+#define LM_CPU_MLA_ROWS 128u /* rows whose absorbed queries are held together */
+
+/* A buffer that only grows, between runs; its contents do not survive growing. */
+typedef struct lm_cpu_buf {
+    void *p;
+    uint64_t bytes;
+} lm_cpu_buf;
+
+/* What configure prepares for an op beside the program. */
+typedef struct lm_cpu_op {
+    float *vec;             /* CONV: the kernel as [taps][width]; DECAY: −exp(A_log) */
+    lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
+} lm_cpu_op;
+
+struct lm_device {
+    lm_pool *pool;
+    const lm_kernels *k;
+    const char *lane;
+    char text[64];
+    lm_packed_matrix *uploaded; /* data NULL: released */
+    uint32_t n_uploaded, cap_uploaded;
+    /* configured: NULL program when not */
+    const lm_program *program;
+    lm_packed_matrix *weight; /* [n_weights], views of uploaded ones */
+    float **vec;              /* [n_vecs] */
+    lm_cpu_op *op;            /* [n_ops] */
+    uint64_t *at;             /* [n_values] floats per row before it, in the body's or the head's buffer */
+    uint64_t body_width, head_width;
+    lm_val *gathered;         /* values of the body that the head reads, their copies in the head's buffer at gather_at */
+    uint64_t *gather_at;
+    uint32_t n_gathered;
+    lm_arena *plan; /* owns all of these but the packed matrices */
+    lm_cpu_buf body, head, thread, shared, blocks, tables;
+};
+
+/* What an op may need beside its operands, in floats: for each thread, and once. */
+typedef struct lm_cpu_need {
+    uint64_t thread, shared;
+} lm_cpu_need;
+
+/* One run's view, given to every op. In the body the rows are the batch's; in the head they are a block of wanted rows. */
+typedef struct lm_cpu {
+    lm_device *d;
+    const lm_kernels *k;
+    const lm_program *p;
+    const lm_batch *b;
+    uint32_t n;      /* rows computed */
+    uint32_t *row;   /* [n] the batch row of each */
+    uint32_t *pos;   /* [n_rows] position of each batch row */
+    uint32_t *seq;   /* [n_rows] its sequence */
+    uint64_t max_len;
+    float **val;     /* [n_values] [n][width] */
+    float **cos, **sin; /* [n_ropes] [n_rows][n_pairs], factor included */
+    float **block;   /* [n_seqs][n_slots] the recurrent blocks that the run leaves behind */
+    float *thread_mem, *shared;
+    uint64_t thread_need;
+    lm_val in_shared; /* the value whose packed rows stand in `shared`; LM_NONE */
+} lm_cpu;
+
+static inline uint32_t lm_cpu_width(const lm_cpu *f, lm_val v) { return f->p->value[v].width; }
+static inline float *lm_cpu_at(const lm_cpu *f, lm_val v, uint32_t i) { return f->val[v] + (size_t)i * lm_cpu_width(f, v); }
+static inline const float *lm_cpu_vec(const lm_cpu *f, uint32_t v) { return v == LM_NONE ? NULL : f->d->vec[v]; }
+static inline float *lm_cpu_scratch(const lm_cpu *f, uint32_t thread) { return f->thread_mem + (size_t)thread * f->thread_need; }
+static inline lm_cpu_op *lm_cpu_aux(const lm_cpu *f, const lm_op *op) { return &f->d->op[op - f->p->op]; }
+lm_kact lm_cpu_act(lm_act a);
+
+/* An op's function, its need for n rows and sequences up to max_len (false on overflow; NULL: nothing). */
+typedef struct lm_cpu_fn {
+    void (*run)(lm_cpu *f, const lm_op *op);
+    bool (*need)(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
+} lm_cpu_fn;
+/* rows.c: ops whose rows don't need each other; NULL for the others */
+typedef void (*lm_cpu_row_fn)(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch);
+extern const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT];
+void lm_cpu_rows(lm_cpu *f, const lm_op *op);
+bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
+extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_mla, lm_cpu_index, lm_cpu_route, lm_cpu_conv, lm_cpu_delta;
+
+/* upload.c */
+lm_status lm_cpu_pack(lm_device *d, const lm_weight *w, lm_packed_matrix *out, lm_error *err);
+lm_status lm_cpu_pack_mla(lm_device *d, const lm_weight *kv_b, const lm_op *op, lm_cpu_op *out, lm_error *err);
+/* One row of a packed matrix as float32; scratch holds LM_BLK·16 floats. */
+void lm_cpu_unpack_row(const lm_kernels *k, const lm_packed_matrix *m, uint32_t mat, uint32_t row, float *dst, float *scratch);
+/* plan.c */
+lm_status lm_cpu_configure(lm_device *d, const lm_program *p, const uint32_t *handle, lm_error *err);
+void lm_cpu_unconfigure(lm_device *d);
+/* run.c */
+lm_status lm_cpu_run(lm_device *d, const lm_batch *b, const lm_run *r, lm_error *err);
+lm_status lm_cpu_grow(lm_cpu_buf *b, uint64_t bytes, const char *what, lm_error *err);
+void lm_cpu_shrink(lm_cpu_buf *b);
+#endif
