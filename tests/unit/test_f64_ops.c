@@ -162,7 +162,8 @@ static void activations(void **state) {
     (void)state;
     const double at2[][2] = {{LM_ACT_NONE, 2}, {LM_ACT_SILU, 1.7615941559557649}, {LM_ACT_GELU, 1.9544997361036416},
                              {LM_ACT_GELU_TANH, 1.954597694087775}, {LM_ACT_RELU, 2}, {LM_ACT_RELU2, 4},
-                             {LM_ACT_SIGMOID, 0.8807970779778823}, {LM_ACT_TANH, 0.9640275800758169}, {LM_ACT_SOFTPLUS, 2.1269280110429727}};
+                             {LM_ACT_SIGMOID, 0.8807970779778823}, {LM_ACT_TANH, 0.9640275800758169},
+                             {LM_ACT_SOFTPLUS, 2.1269280110429727}};
     for (size_t i = 0; i < sizeof at2 / sizeof *at2; i++) near(lm_f64_act((lm_act)at2[i][0], 2), at2[i][1]);
     assert_true(lm_f64_act(LM_ACT_RELU, -3) == 0 && lm_f64_act(LM_ACT_RELU2, -3) == 0);
     near(lm_f64_gate(LM_ACT_SWIGLU_OAI, 7, 1.702, 20, -20), -6.0 * 7 / (1 + exp(-1.702 * 7)));

@@ -3,7 +3,9 @@
 
 enum { VOCAB = 29, HID = 32, LONGEST = 300 };
 
-static lm_val custom(rig *r, lm_op_kind kind, const char *name, uint32_t width, lm_op o) { return lm_op_custom(&r->g, kind, name, width, &o); }
+static lm_val custom(rig *r, lm_op_kind kind, const char *name, uint32_t width, lm_op o) {
+    return lm_op_custom(&r->g, kind, name, width, &o);
+}
 static lm_val proj(rig *r, lm_val x, uint32_t out, uint64_t seed) {
     uint32_t in = lm_width(&r->g, x);
     double *w = rnd_n(&r->g, seed, (size_t)out * in);
@@ -45,7 +47,8 @@ static lm_val gdn(rig *r, lm_val x) {
     c.v = lm_graph_vec(&r->g, "conv", rnd_n(&r->g, 42, 32 * 4), 32 * 4);
     c.conv.kernel = 4, c.conv.act = LM_ACT_SILU, c.conv.slot = lm_graph_slot(&r->g, LM_CACHE_CONV, 1, 32, 3, 0);
     lm_val qkv = custom(r, LM_OP_CONV, "conv", 32, c);
-    y.a = proj(r, x, 4, 43), y.v = lm_graph_vec(&r->g, "a_log", rnd_n(&r->g, 44, 4), 4), y.v2 = lm_graph_vec(&r->g, "dt", rnd_n(&r->g, 45, 4), 4);
+    y.a = proj(r, x, 4, 43), y.v = lm_graph_vec(&r->g, "a_log", rnd_n(&r->g, 44, 4), 4);
+    y.v2 = lm_graph_vec(&r->g, "dt", rnd_n(&r->g, 45, 4), 4);
     lm_val decay = custom(r, LM_OP_DECAY, "decay", 4, y), beta = lm_op_act(&r->g, "beta", proj(r, x, 4, 46), LM_ACT_SIGMOID);
     o.a = lm_op_norm(&r->g, "q", part(r, qkv, 0, 8), LM_NORM_L2, 2, 1e-6, LM_NONE, LM_NONE);
     o.b = lm_op_norm(&r->g, "k", part(r, qkv, 8, 8), LM_NORM_L2, 2, 1e-6, LM_NONE, LM_NONE);
@@ -79,9 +82,7 @@ static void model(rig *r) {
     x = lm_op_add(&r->g, "add", x, mla(r, h, index_of(r, h)));
     rig_finish(r, norm(r, x, 1), head);
 }
-static int32_t id_at(uint32_t seed, uint32_t i) {
-    return (int32_t)(lm_uniform(3, seed, i) * VOCAB);
-}
+static int32_t id_at(uint32_t seed, uint32_t i) { return (int32_t)(lm_uniform(3, seed, i) * VOCAB); }
 
 /* Logits of all rows of a sequence, run in chunks. */
 static void run_chunks(rig *r, uint32_t seed, uint32_t n, uint32_t chunk, bool tap, double *out) {

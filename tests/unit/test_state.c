@@ -168,6 +168,8 @@ static void checkpoints(void **state) {
     assert_int_equal(lm_state_truncate(s, 100, &err), LM_OK); /* once more */
     holds(s, &hybrid, 0, 100, 0);
     assert_int_equal(lm_state_reachable(s, 99), 0);
+    grow(s, &hybrid, 200, 1);
+    assert_int_equal(lm_state_reachable(s, 299), 100); /* the old checkpoint at 256 was of another continuation */
     holds(f, &hybrid, 0, 300, 0);
     assert_int_equal(lm_state_truncate(f, 256, &err), LM_OK);
     holds(f, &hybrid, 0, 256, 0);
