@@ -36,7 +36,7 @@ lm_status lm_json_id(lm_json_reader *r, const json_t *v, const char *where, uint
 static lm_status vocab_size(lm_json_reader *r, json_t *vocab, const json_t *added, uint32_t *n) {
     const char *key;
     json_t *v;
-    uint32_t id;
+    uint32_t id = 0;
     size_t i;
     *n = 0;
     json_object_foreach(vocab, key, v) {
@@ -54,7 +54,7 @@ static lm_status add_added(lm_json_reader *r, const json_t *v) {
     static const char where[] = "added_tokens";
     lm_tokenizer *t = r->t;
     lm_added *a = &t->added[t->n_added];
-    uint32_t id;
+    uint32_t id = 0;
     size_t len;
     LM_TRY(lm_json_text(r, v, where, "content", &a->text, &len));
     LM_TRY(lm_json_id(r, json_object_get(v, "id"), where, &id));
@@ -80,7 +80,7 @@ static lm_status read_vocab(lm_json_reader *r, json_t *vocab, const json_t *adde
     lm_tokenizer *t = r->t;
     const char *key;
     json_t *v;
-    uint32_t n, id;
+    uint32_t n, id = 0;
     size_t i, n_added = json_array_size(added);
     if (!json_is_object(vocab)) return lm_json_bad(r, LM_FORMAT, "model.vocab", "an object is needed");
     if (added && !json_is_null(added) && !json_is_array(added)) return lm_json_bad(r, LM_FORMAT, "added_tokens", "an array is needed");
