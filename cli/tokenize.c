@@ -68,7 +68,10 @@ static int execute(tokenize *o, const lm_cli_args *args) {
     if (text + (o->file != NULL) + (o->decode.n > 0) != 1)
         return lm_cli_usage("tokenize", "give one of TEXT, --file FILE and --decode 1,2,3");
     if (o->ids && (o->json || o->decode.n)) return lm_cli_usage("tokenize", "--ids goes with neither --json nor --decode");
-    if (lm_tokenizer_open(args->s[0], &o->t, &err) != LM_OK) return lm_cli_error("tokenize", &err);
+    if (lm_tokenizer_open(args->s[0], &o->t, &err) != LM_OK) {
+        if (err.code == LM_MISSING) err.code = LM_USAGE; /* the wrong MODEL was named; nothing is missing on this machine */
+        return lm_cli_error("tokenize", &err);
+    }
     if (o->decode.n) return decode(o, &err);
     size_t n = text ? strlen(args->s[1]) : 0;
     char *from_file = NULL;

@@ -1,0 +1,233 @@
+#!/usr/bin/env python3
+"""lemma run, and what all verbs share: greedy against the traces, hashes over threads, chunks and levels, sampling, stops, refusals."""
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+
+from drive import FIXTURES, LEMMA, LLAMA, LLAMA_GGUF, check, demo_model, finish, good, lemma, refused, skip, trace
+
+IDS = "1,7,300,42,9,17,250,3,88"
+
+
+def ids_of(line):
+    return [int(x) for x in line.split(",")]
+
+
+def greedy():
+    for family in ("llama", "llama3"):
+        path = os.path.join(FIXTURES, family)
+        t = trace(os.path.join(path, "oracle.safetensors"))
+        for backend in ("cpu", "f64"):
+            for c in ("c0", "c1", "c2"):
+                want = t[c + ".greedy"]
+                prompt = ",".join(map(str, t[c + ".ids"]))
+                out = good("run", path, "--ids", prompt, "-n", len(want), "--ignore-eos", "--print-ids", "--backend", backend)
+                check(f"greedy {family} {c} on {backend}", ids_of(out) == want, out)
+    t = trace(os.path.join(LLAMA, "oracle.safetensors"))
+    prompt = ",".join(map(str, t["c1.ids"]))
+    out = good("run", LLAMA_GGUF, "--ids", prompt, "-n", 24, "--ignore-eos", "--print-ids")
+    check("greedy from GGUF", ids_of(out) == t["c1.greedy"], out)
+
+
+def hash_line(*args):
+    last = good("run", *args, "--hash").rstrip("\n").split("\n")[-1]
+    check("hash line", last.startswith("sha256:") and len(last) == 71, last)
+    return last
+
+
+def hashes():
+    base = hash_line(LLAMA, "--ids", IDS, "-n", 12)
+    for extra in (["--threads", 1], ["--threads", 2], ["--threads", 3], ["--threads", 8], ["--chunk", 1], ["--chunk", 7], ["--chunk", 32],
+                  ["--cpu-level", "c"], ["--lane", "f32"], ["--backend=cpu"]):
+        check(f"hash with {extra}", hash_line(LLAMA, "--ids", IDS, "-n", 12, *extra) == base)
+    f64 = hash_line(LLAMA, "--ids", IDS, "-n", 12, "--backend", "f64")
+    check("the arbiter's logits are others", f64 != base)
+    check("the arbiter and threads", hash_line(LLAMA, "--ids", IDS, "-n", 12, "--backend", "f64", "--threads", 3, "--chunk", 2) == f64)
+    check("other ids, other hash", hash_line(LLAMA, "--ids", IDS + ",5", "-n", 12) != base)
+    # prefill = decode: a prompt that is the other run's prompt and text, with one token fewer to generate
+    made = ids_of(good("run", LLAMA, "--ids", IDS, "-n", 12, "--print-ids", "--ignore-eos"))
+    longer = IDS + "," + ",".join(map(str, made[:-1]))
+    check("prefill equals decode", hash_line(LLAMA, "--ids", longer, "-n", 1) == hash_line(LLAMA, "--ids", IDS, "-n", 12, "--ignore-eos"))
+    with tempfile.TemporaryDirectory() as tmp:
+        out = os.path.join(tmp, "t.safetensors")
+        r = lemma("dump", LLAMA, "--ids", IDS, "--out", out)
+        if r.returncode == 2 and "not in this build" in r.stderr:
+            skip("the hash is that of the rows", "this build has no dump")
+        elif check("dump", r.returncode == 0, r.stderr):
+            want = "sha256:" + hashlib.sha256(trace(out)["c0.logits.bytes"]).hexdigest()
+            check("the hash is that of the rows", hash_line(LLAMA, "--ids", IDS, "-n", 1) == want)
+
+
+def sampling():
+    def sample(*args):
+        return good("run", LLAMA, "--ids", IDS, "-n", 20, "--print-ids", "--ignore-eos", *args)
+    a = sample("--temp", 1.5, "--seed", 42)
+    check("a seed replays", sample("--temp", 1.5, "--seed", 42) == a)
+    check("at every level", sample("--temp", 1.5, "--seed", 42, "--cpu-level", "c", "--threads", 3, "--chunk", 2) == a)
+    check("another seed differs", sample("--temp", 1.5, "--seed", 43) != a)
+    check("filters that drop nothing", sample("--temp", 1.5, "--seed", 42, "--top-k", 320, "--top-p", 1) == a)
+    check("top-k 1 is greedy", sample("--temp", 1.5, "--seed", 42, "--top-k", 1) == sample("--greedy"))
+    plain = ids_of(sample())
+    check("a penalty of 1 is none", ids_of(sample("--repeat-penalty", 1)) == plain)
+    check("a penalty changes the text", ids_of(sample("--repeat-penalty", 5)) != plain)
+    x, y = (json.loads(good("run", LLAMA, "--ids", IDS, "-n", 4, "--temp", 1, "--json")) for _ in "ab")
+    check("without a seed each run has its own", x["seed"] != y["seed"])
+    z = json.loads(good("run", LLAMA, "--ids", IDS, "-n", 4, "--temp", 1, "--json", "--seed", x["seed"]))
+    check("the seed that it says replays", z["ids"] == x["ids"] and z["seed"] == x["seed"])
+    r = lemma("run", LLAMA, "--ids", IDS, "-n", 2, "--temp", 1, "--seed", 12345678901234567890)
+    check("the seed is said on stderr", "seed 12345678901234567890" in r.stderr, r.stderr)
+
+
+def text():
+    for extra in ([], ["--temp", "2", "--seed", "1"]):  # hot: byte soup, with broken UTF-8
+        r = lemma("run", LLAMA_GGUF, "-p", "hello", "-n", 60, "--ignore-eos", *extra, text=False)
+        j = json.loads(good("run", LLAMA_GGUF, "-p", "hello", "-n", 60, "--ignore-eos", "--json", *extra))
+        check(f"stdout is the JSON's text, and UTF-8 {extra}", r.stdout.decode("utf-8") == j["text"] + "\n", r.stdout)
+        check(f"the decoder agrees {extra}",
+              json.loads(good("tokenize", LLAMA_GGUF, "--no-special", "--json", "--decode", ",".join(map(str, j["ids"]))))["text"] == j["text"])
+        check(f"no terminal, no bar {extra}", b"\r" not in r.stderr and b"\x1b" not in r.stderr, r.stderr)
+        check("ids", ids_of(good("run", LLAMA_GGUF, "-p", "hello", "-n", 60, "--ignore-eos", "--print-ids", *extra)) == j["ids"])
+    check("what JSON says", j["finish"] == "length" and j["timings"]["generated_tokens"] == 60 and j["lane"] == "f32" and j["backend"] == "cpu"
+          and j["arch"] == "llama" and len(j["prompt_ids"]) == j["timings"]["prompt_tokens"], str(j))
+    r = lemma("run", LLAMA_GGUF, "-p", "hello", "-n", 3)
+    check("stderr names lane and backend", "backend cpu, lane f32" in r.stderr and "tok/s" in r.stderr, r.stderr)
+    with tempfile.NamedTemporaryFile("w") as f:
+        f.write("hello")
+        f.flush()
+        check("a prompt from a file", good("run", LLAMA_GGUF, "-f", f.name, "-n", 9) == good("run", LLAMA_GGUF, "-p", "hello", "-n", 9))
+
+
+def stops():
+    args = ["run", LLAMA_GGUF, "-p", "stop here", "-n", 80, "--ignore-eos", "--temp", "1", "--seed", "3", "--json"]
+    full = json.loads(good(*args))["text"]
+    for at in range(2, 40, 5):
+        for n in (1, 2, 5):
+            stop = full[at:at + n]
+            if "\ufffd" in stop:
+                continue
+            j = json.loads(good(*args, "--stop", stop))
+            check(f"stop {stop!r}", j["text"] == full[:full.index(stop)] and j["finish"] == "stop", str(j))
+    a = full[10:12]
+    j = json.loads(good(*args, "--stop", a, "--stop", a + full[12:14]))
+    check("one stop a prefix of another", j["text"] == full[:full.index(a)], str(j))
+    j = json.loads(good(*args, "--stop", full[-3:] + "never"))
+    check("held back, then let go", j["text"] == full and j["finish"] == "length", str(j))
+    refused(*args, "--stop", "", says=["stop"])
+    refused("run", LLAMA, "--ids", IDS, "--stop", "a", says=["--stop"])
+
+
+def end_of_generation():
+    made = ids_of(good("run", LLAMA, "--ids", IDS, "-n", 20, "--print-ids", "--ignore-eos"))
+    at = next(i for i in range(3, 20) if made[i] not in made[:i])
+    for eos in (made[at], [311, made[at]]):
+        with tempfile.TemporaryDirectory() as tmp:
+            for f in ("config.json", "model.safetensors"):
+                shutil.copy(os.path.join(LLAMA, f), tmp)
+            with open(os.path.join(tmp, "generation_config.json"), "w") as f:
+                json.dump({"eos_token_id": eos}, f)
+            j = json.loads(good("run", tmp, "--ids", IDS, "-n", 20, "--json"))
+            check(f"ends at {eos}", j["ids"] == made[:at + 1] and j["finish"] == "eos", str(j))
+            j = json.loads(good("run", tmp, "--ids", IDS, "-n", 20, "--json", "--ignore-eos"))
+            check(f"goes on after {eos}", j["ids"] == made and j["finish"] == "length", str(j))
+    j = json.loads(good("run", LLAMA, "--ids", IDS, "-n", 20, "--json", "--ignore-eos", "--ctx", 12))
+    check("the context ends it", j["ids"] == made[:4] and j["finish"] == "length", str(j))  # 3 more positions, and a last id
+    j = json.loads(good("run", LLAMA, "--ids", IDS, "-n", 0, "--json", "--hash"))
+    check("nothing to generate", j["ids"] == [] and j["hash"].startswith("sha256:"))
+
+
+def refusals():
+    run = ["run", LLAMA, "--ids", IDS]
+    refused("run", LLAMA, "-p", "hello", says=["--ids"])
+    refused("run", LLAMA, "--ids", "1,2,320", says=["320", "position 2"])
+    refused("run", LLAMA, "--ids", "1,2,99999999999", says=["--ids"])
+    for bad in ("", "1,,2", "-1", "a", "1,2,", "0x5", "1.5"):
+        refused("run", LLAMA, "--ids=" + bad, says=["--ids"])
+    refused(*run, "--ctx", 5, says=["9", "5"])
+    refused("run", LLAMA, "--ids", ",".join(["1"] * 4097), says=["4097", "4096"])
+    refused("run", LLAMA, says=["-p TEXT"])
+    refused(*run, "-p", "hello", says=["one prompt"])
+    refused("run", says=["usage"])
+    refused(*run, "more", says=["more"])
+    refused(*run, "--nonsense", says=["--nonsense"])
+    refused(*run, "-x", says=["-x"])
+    refused(*run, "--seed", says=["--seed"])
+    refused(*run, "--json=1", says=["--json"])
+    for option, bad in (("-n", "x"), ("-n", "-1"), ("-n", ""), ("--threads", "0"), ("--threads", "9999"), ("--temp", "-1"), ("--temp", "nan"),
+                        ("--temp", "inf"), ("--temp", "1e999"), ("--top-p", "2"), ("--top-p", "0"), ("--min-p", "1.5"), ("--ctx", "0"),
+                        ("--chunk", "0"), ("--seed", "18446744073709551616"), ("--repeat-penalty", "0")):
+        refused(*run, option, bad, says=[bad])
+    refused(*run, "--top-k", 3, says=["--temp"])
+    refused(*run, "--greedy", "--temp", 1, says=["--greedy"])
+    refused(*run, "--print-ids", "--json", says=["--json"])
+    refused(*run, "--backend", "abacus", says=["abacus"])
+    refused(*run, "--lane", "f31", says=["f31"])
+    refused(*run, "--cpu-level", "mmx", says=["mmx"])
+    refused("run", os.path.join(FIXTURES, "none"), "--ids", "1", says=["none"])
+    refused("run", os.path.join(FIXTURES, "DATA.md"), "--ids", "1", says=["DATA.md"])
+    refused("run", "a\nb", "--ids", "1")
+    refused("fly", says=["fly"])
+    refused("--fly", says=["--fly"])
+    for verb in ("quantize", "pull"):
+        r = lemma(verb, "x")
+        if "planned" in r.stderr:
+            check(f"planned: {verb}", r.returncode == 2 and r.stderr.count("\n") == 1 and not r.stdout, r.stderr)
+
+
+def surroundings():
+    r = lemma("--version")
+    check("version", r.returncode == 0 and all(s in r.stdout for s in ("lemma 0.", "commit ", "contract version 1", "CPU level ")), r.stdout)
+    check("help", all(v in good("-h") for v in ("run", "verify", "inspect", "tokenize", "--version")))
+    out = good("run", "-h")
+    check("a verb's help lists its options", all(o in out for o in ("--temp", "--top-k", "--top-p", "--min-p", "--seed", "--stop", "--ids", "--hash",
+          "--json", "--backend", "--lane", "--threads", "--chunk", "--cpu-level", "--ctx", "--repeat-penalty", "--ignore-eos")), out)
+    r = lemma()
+    check("no verb", r.returncode == 2 and "verify" in r.stderr and not r.stdout)
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "w") as full:
+            r = subprocess.run([LEMMA, "run", LLAMA, "--ids", IDS, "-n", "2"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+        check("a full disk is noticed", r.returncode == 2 and "stdout" in r.stderr, r.stderr)
+
+
+def interrupt():
+    p = subprocess.Popen([LEMMA, "run", LLAMA, "--ids", IDS, "-n", "1000000", "--ctx", "1000000", "--ignore-eos", "--backend", "f64"],
+                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(1)
+    p.send_signal(signal.SIGINT)
+    out, err = p.communicate(timeout=30)
+    check("Ctrl-C: status 130", p.returncode == 130, f"status {p.returncode}: {err}")
+    check("Ctrl-C: what was made is shown", len(out.split(",")) > 3 and "interrupted" in err, err)
+
+
+def memory():
+    model = demo_model()
+    if not model:
+        skip("peak memory", "the demo's model is not in the cache: make demo fetches it")
+        return
+    with tempfile.TemporaryFile() as out:
+        p = subprocess.Popen([LEMMA, "run", model, "-p", "Once upon a time", "-n", "64", "--ignore-eos", "--json"], stdout=out,
+                             stderr=subprocess.DEVNULL)
+        _, status, usage = os.wait4(p.pid, 0)
+        p.returncode = os.waitstatus_to_exitcode(status)
+        out.seek(0)
+        j = json.loads(out.read())
+    peak, limit = usage.ru_maxrss * 1024, os.path.getsize(model) + j["cache_bytes"] + (64 << 20)
+    print(f"peak memory {peak / 2**20:.1f} MiB, of file + cache + 64 MiB = {limit / 2**20:.1f} MiB")
+    check("peak memory", p.returncode == 0 and peak <= limit, f"{peak} > {limit}")
+
+
+greedy()
+hashes()
+sampling()
+text()
+stops()
+end_of_generation()
+refusals()
+surroundings()
+interrupt()
+memory()
+finish()
