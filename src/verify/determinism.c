@@ -23,6 +23,7 @@ typedef struct config {
 typedef struct stream {
     uint8_t row[POSITIONS][32];
     uint32_t rows; /* that came, in order */
+    bool stray;    /* one came out of turn */
     lm_sha256 all;
     char hex[65];
     double *keep; /* when set, row keep_at goes here */
@@ -45,7 +46,7 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
     for (uint32_t i = 0; i < rows->n; i++) {
         const uint8_t *p = (const uint8_t *)rows->data + i * bytes;
         lm_sha256 h;
-        if (s->rows >= POSITIONS || rows->row[i] != s->rows) return false; /* a row out of turn */
+        if (s->rows >= POSITIONS || rows->row[i] != s->rows) return !(s->stray = true);
         lm_sha256_init(&h);
         lm_sha256_update(&h, p, bytes);
         lm_sha256_final(&h, s->row[s->rows]);
@@ -65,6 +66,7 @@ static bool ignore_tap(void *ctx, const lm_program *p, const lm_op *op, const lm
 
 static void begin(stream *s) {
     s->rows = 0;
+    s->stray = false;
     lm_sha256_init(&s->all);
 }
 
@@ -144,6 +146,7 @@ static lm_status in_company(const grid *g, lm_engine *e, const config *c, stream
         st = lm_sessions_eval(x, ev, n, err);
     }
     for (uint32_t i = 0; i < n; i++) lm_session_free(x[i]);
+    for (uint32_t i = 0; i < n; i++) s->stray |= mine[i].stray;
     LM_TRY(st);
     uint32_t pick = copies ? n - 1 : 1;
     for (uint32_t i = 0; copies && i < n; i++)
@@ -188,6 +191,7 @@ static lm_status run_config(grid *g, const config *c, stream *s, lm_error *err) 
         if (st == LM_OK) st = lm_session_eval(x, &ev, err);
         lm_session_free(x);
     }
+    if (s->stray) return lm_fail(err, LM_INTERNAL, "logits of position %u came out of turn", s->rows);
     return st == LM_OK ? end(s, g->n, err) : st;
 }
 

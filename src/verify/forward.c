@@ -69,7 +69,7 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
     lm_sha256_update(&f->hash, rows->data, (size_t)rows->n * rows->width * (rows->is_f64 ? sizeof(double) : sizeof(float)));
     for (uint32_t i = 0; i < rows->n; i++) {
         uint32_t p = rows->row[i], vocab = rows->width;
-        if (p >= f->c->n || vocab != j->e->program->vocab) return false; /* lm_forward_run says what it means */
+        if (p >= f->c->n || vocab != j->e->program->vocab) return !(f->stray = true);
         lm_rows_f64(rows, i, j->ours);
         if (!lm_finite(j->ours, vocab) && !f->not_finite) {
             f->not_finite = true;
@@ -100,7 +100,7 @@ static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_row
         if (!f->c->hidden[slot] || lm_hidden_value(p, slot) != op->out) continue;
         for (uint32_t i = 0; i < rows->n; i++) {
             uint32_t at = rows->row[i];
-            if (at >= f->c->n) return false;
+            if (at >= f->c->n) return !(f->stray = true);
             lm_rows_f64(rows, i, j->ours);
             lm_tensor_row_f64(f->c->hidden[slot], at, j->ref);
             double cosine = lm_cosine(j->ours, j->ref, rows->width);
@@ -124,6 +124,7 @@ lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err) {
     lm_eval ev = {.id = c->ids, .n = c->n, .want = every ? LM_WANT_ALL : LM_WANT_LAST, .logits = on_logits, .logits_ctx = f,
                   .tap = c->n_hidden ? on_tap : NULL, .tap_ctx = f};
     lm_status st = lm_session_eval(s, &ev, err);
+    if (f->stray) st = lm_fail(err, LM_INTERNAL, "case %u: a row of a position or width that wasn't asked for", c->k);
     for (uint32_t i = 0; i < n_slots && st == LM_OK; i++)
         if (c->hidden[i] && f->seen[i] != c->n) st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u hidden rows were seen", c->k, f->seen[i], c->n);
     if (st == LM_OK && f->rows != (every ? c->n : 1)) st = lm_fail(err, LM_INTERNAL, "case %u: %u logits rows came for %u tokens", c->k, f->rows, c->n);

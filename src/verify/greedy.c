@@ -130,11 +130,12 @@ lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *secti
 }
 
 /* ---- through the cache, against no cache --------------------------------------------------------------------------------------------------- */
-enum { MAX_LENGTHS = 6, LONGEST_PREFIX = 64 };
+enum { MIN_LENGTHS = 5, MAX_LENGTHS = 6, LONGEST_PREFIX = 64 };
 
-/* Up to six prefix lengths of n tokens, ascending, all different: 1, 2, the thirds, n − 1, n. */
+/* Up to six prefix lengths of n tokens, ascending, all different: all of a few, else 1, 2, the thirds, n − 1, n. */
 static uint32_t pick_lengths(uint32_t n, uint32_t out[MAX_LENGTHS]) {
     uint32_t want[MAX_LENGTHS] = {1, 2, n / 3, 2 * (n / 3), n - 1, n}, have = 0;
+    for (uint32_t i = 0; n <= MAX_LENGTHS && i < MAX_LENGTHS; i++) want[i] = i + 1;
     for (uint32_t i = 0; i < MAX_LENGTHS; i++)
         if (want[i] > (have ? out[have - 1] : 0) && want[i] <= n) out[have++] = want[i];
     return have;
@@ -181,6 +182,8 @@ lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err)
     lm_session *cached = NULL;
     for (uint32_t i = 0; i < n; i++) id[i] = i < c->n ? c->ids[i] : c->greedy[i - c->n];
     p.n = pick_lengths(n, p.length);
+    if (p.n < MIN_LENGTHS)
+        return lm_judge_claim(j, c, "G1", LM_OPEN, "prefill through the cache", "five lengths or more", NULL, "needs a case of five tokens or more, its continuation included", err);
     LM_TRY(lm_session_create(j->e, j->o->run.chunk, &cached, err));
     lm_status st = compare_prefixes(j, &p, cached, err);
     lm_session_free(cached);

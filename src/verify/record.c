@@ -33,7 +33,7 @@ typedef struct recorder {
     int32_t *argmax, *top_ids, *greedy;
     uint32_t n_top, step; /* step: of the greedy run */
     double *row;
-    bool not_finite;
+    bool not_finite, stray; /* stray: a row came that wasn't asked for */
     lm_sha256 hash;
 } recorder;
 
@@ -69,7 +69,7 @@ static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_row
         kept *h = &r->keep[k];
         if (h->value != op->out || rows->width != h->width) continue;
         for (uint32_t i = 0; i < rows->n; i++) {
-            if (rows->row[i] >= r->n) return false;
+            if (rows->row[i] >= r->n) return !(r->stray = true);
             as_float(rows, i, h->data + (size_t)rows->row[i] * h->width);
             h->rows++;
         }
@@ -87,7 +87,7 @@ static bool on_prompt(void *ctx, const lm_rows *rows) {
     hash_rows(r, rows);
     for (uint32_t i = 0; i < rows->n; i++) {
         uint32_t at = rows->row[i];
-        if (at >= r->n) return false;
+        if (at >= r->n) return !(r->stray = true);
         lm_rows_f64(rows, i, r->row);
         if (r->logits) as_float(rows, i, r->logits + (size_t)at * vocab);
         if (at + 1 == r->n) as_float(rows, i, r->logits_last);
@@ -193,6 +193,7 @@ static lm_status run_case(recorder *r, uint32_t k, const int32_t *id, uint32_t n
         st = lm_session_eval(s, &ev, err);
     }
     lm_session_free(s);
+    if (r->stray) return lm_fail(err, LM_INTERNAL, "case %u: a row of a position that wasn't asked for", k);
     if (r->not_finite) return lm_fail(err, LM_INTERNAL, "case %u: the logits are not finite; a trace can't be written", k);
     for (uint32_t i = 0; i < r->n_keep && st == LM_OK; i++)
         if (r->keep[i].rows != n) st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u rows of an op were seen", k, r->keep[i].rows, n);
@@ -217,8 +218,9 @@ static lm_status run_trace(recorder *r, lm_error *err) {
 static lm_status run_prompt(recorder *r, lm_error *err) {
     lm_tokenizer *tok = NULL;
     lm_ids ids = {0};
-    LM_TRY(lm_tokenizer_from_source(r->e->src, &tok, err));
-    lm_status st = lm_tokenizer_encode(tok, r->o->prompt, strlen(r->o->prompt), true, true, &ids, err);
+    lm_status st = lm_tokenizer_from_source(r->e->src, &tok, err);
+    if (st == LM_MISSING) return lm_fail_at(err, LM_USAGE, r->e->src->path, LM_NO_OFFSET, "--prompt", "the model carries no tokenizer; give token ids with --ids");
+    if (st == LM_OK) st = lm_tokenizer_encode(tok, r->o->prompt, strlen(r->o->prompt), true, true, &ids, err);
     if (st == LM_OK && (!ids.n || ids.n > INT32_MAX)) st = lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--prompt", "the text gives %zu tokens", ids.n);
     int32_t *id = st == LM_OK ? get(r, ids.n, sizeof *id, err) : NULL;
     if (st == LM_OK && !id) st = LM_NOMEM;

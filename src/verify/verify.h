@@ -113,7 +113,7 @@ typedef struct lm_forward {
     uint32_t flips, flip_position, flip_ours, flip_ref; /* arg-max: how many differ, and the first */
     uint32_t *top_wrong; /* G2: per quarter, positions whose top-1 differs; [4] */
     uint32_t quarter;    /* G2: its length */
-    bool not_finite;
+    bool not_finite, stray; /* stray: a row came that wasn't asked for */
     uint32_t bad_position;
     uint32_t *seen; /* hidden rows that came, per slot */
     uint32_t rows;  /* logits rows that came */
