@@ -1,5 +1,6 @@
 #include "base/hash.h"
 #include "engine/model.h"
+#include "tensor/packed.h"
 #include <string.h>
 
 struct lm_session {
@@ -53,6 +54,12 @@ static int rope_set(const lm_program *p, uint32_t length) {
     for (uint32_t i = 0; i < p->n_ropes; i++)
         if (p->rope[i].border) return length > p->rope[i].border;
     return -1;
+}
+
+static bool is_recurrent(const lm_program *p) {
+    for (uint32_t i = 0; i < p->n_slots; i++)
+        if (p->slot[i].kind == LM_CACHE_CONV || p->slot[i].kind == LM_CACHE_DELTA) return true;
+    return false;
 }
 
 static lm_status check_request(const lm_session *s, const lm_eval *ev, lm_error *err) {
@@ -179,7 +186,7 @@ static lm_status begin(round_item *it, lm_error *err) {
     it->total = it->skip + ev->n;
     it->begun = true;
     if (set >= 0 && !s->length) lm_state_set_rope_set(s->state, set);
-    if (!rebuild && it->total <= s->chunk) return LM_OK;
+    if (!rebuild && it->total <= s->chunk && (!is_recurrent(s->e->program) || s->length % LM_PAGE + it->total <= LM_PAGE)) return LM_OK;
     it->before = s->state;
     s->state = NULL;
     lm_status st = rebuild ? lm_state_create(s->e->program, s->e->backend->elem_size, &s->state, err) : lm_state_fork(it->before, &s->state, err);
@@ -205,7 +212,7 @@ lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, 
             if (s[k] == s[i]) st = lm_fail(err, LM_USAGE, "a session may stand in a batch once");
         if (st == LM_OK) st = begin(&item[i], err);
     }
-    bool more = st == LM_OK;
+    bool more = st == LM_OK, recurrent = is_recurrent(s[0]->e->program);
     while (more && st == LM_OK) {
         more = false;
         for (uint32_t i = 0; i < n; i++) {
@@ -213,6 +220,9 @@ lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, 
             uint32_t left = it->total - it->done;
             it->n = left < it->s->chunk ? left : it->s->chunk;
             it->pos0 = lm_state_length(it->s->state);
+            /* a recurrent state is kept for going back only where a run ends on a page border */
+            uint32_t to_border = LM_PAGE - it->pos0 % LM_PAGE;
+            if (recurrent && it->n > to_border) it->n = to_border;
             more |= it->n > 0;
         }
         if (more) st = run_round(s[0]->e, item, n, err);
@@ -297,7 +307,10 @@ static void fingerprint(const lm_engine *e, char hex[65]) {
         lm_sha256_update(&h, t->name, strlen(t->name) + 1);
         lm_sha256_update(&h, t->type->name, strlen(t->type->name) + 1);
         lm_sha256_update(&h, t->dim, t->rank * sizeof *t->dim);
-        lm_sha256_update(&h, t->data, t->bytes < 4096 ? t->bytes : 4096);
+        for (uint32_t k = 0; k < (t->packed ? t->packed->n_parts : 1); k++) {
+            const lm_tensor *stored = t->packed ? t->packed->part[k] : t;
+            lm_sha256_update(&h, stored->data, stored->bytes < 4096 ? stored->bytes : 4096);
+        }
     }
     const char *lane = e->opt.device.lane ? e->opt.device.lane : e->backend->lanes[0];
     /* threads and instruction set don't matter: same bits */
