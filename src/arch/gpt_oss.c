@@ -8,7 +8,7 @@ static const lm_name names[] = {
     {"moe.router", "model.layers.{l}.mlp.router", "blk.{l}.ffn_gate_inp"},
     {NULL, NULL, NULL},
 };
-static const char *const ignored[] = {"initial_context_length", "experts_per_token", "hidden_act", "quantization_config.modules_to_not_convert", NULL};
+static const char *const ignored[] = {"initial_context_length", "experts_per_token", "hidden_act", NULL};
 
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;

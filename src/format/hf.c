@@ -1,6 +1,7 @@
 /* A Hugging Face folder: config.json, generation_config.json, and the weights: model.safetensors, or the shards that
  * model.safetensors.index.json names, or the one *.safetensors that is there. Nothing else in the folder is opened. */
 #include "format/json.h"
+#include "format/packed.h"
 #include "format/parse.h"
 #include <dirent.h>
 #include <errno.h>
@@ -209,5 +210,6 @@ lm_status lm_hf_open(lm_source *s, lm_error *err) {
     if (!lm_is_file(config)) return no_config(s, &l, err);
     LM_TRY(read_config(s, config, &s->meta, err));
     if (lm_is_file(generation)) LM_TRY(read_config(s, generation, &s->generation, err));
-    return open_weights(s, &l, err);
+    LM_TRY(open_weights(s, &l, err));
+    return lm_packed_fold(s, config, err);
 }

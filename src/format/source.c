@@ -2,6 +2,7 @@
 #include "format/source.h"
 #include "base/hash.h"
 #include "format/parse.h"
+#include "tensor/packed.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -224,5 +225,6 @@ lm_status lm_source_sha256(const lm_source *s, char hex[65], bool (*progress)(vo
 }
 
 void lm_source_release(const lm_source *s, const lm_tensor *t) {
-    if (t->file < s->n_files) lm_map_release(&s->file[t->file], t->data, t->bytes);
+    for (uint32_t i = 0; t->packed && i < t->packed->n_parts; i++) lm_source_release(s, t->packed->part[i]);
+    if (!t->packed && t->file < s->n_files) lm_map_release(&s->file[t->file], t->data, t->bytes);
 }

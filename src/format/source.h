@@ -47,6 +47,7 @@ typedef struct lm_source {
     lm_meta generation; /* generation_config.json (HF), empty otherwise */
     const lm_tensor *tensor; /* sorted by name */
     uint32_t n_tensors;
+    const char *packing; /* how packed weights are stored and what is read of them, one line for people; NULL: none are packed */
     uint32_t gguf_version;
     uint32_t gguf_alignment;
 } lm_source;

@@ -5,6 +5,7 @@
 #include <stdio.h>
 
 #include "base/mem.h"
+#include "tensor/packed.h"
 
 bool lm_shape_count(uint32_t rank, const uint64_t *dim, uint64_t *out) {
     uint64_t n = 1;
@@ -42,14 +43,41 @@ uint64_t lm_tensor_rows(const lm_tensor *t) {
     return n;
 }
 
-static const uint8_t *row_at(const lm_tensor *t, uint64_t row) {
-    return t->data + row * (lm_tensor_cols(t) / t->type->block * t->type->bytes);
+uint64_t lm_tensor_row_size(const lm_tensor *t) { return lm_tensor_cols(t) / t->type->block * t->type->bytes; }
+
+const uint8_t *lm_tensor_row_bytes(const lm_tensor *t, uint64_t row, uint8_t *scratch) {
+    if (!t->packed) return t->data + row * lm_tensor_row_size(t);
+    lm_packed_read(t, row, 0, lm_tensor_cols(t), scratch);
+    return scratch;
 }
 
+/* A packed row, a few blocks at a time, so that no row-sized scratch is needed. */
+enum { PIECE = 256 }; /* elements: a multiple of every block that packed tensors use, and of 8 bytes at most each */
+
 void lm_tensor_row_f64(const lm_tensor *t, uint64_t row, double *dst) {
-    lm_dequant_f64(t->type, row_at(t, row), dst, lm_tensor_cols(t));
+    const uint64_t cols = lm_tensor_cols(t);
+    uint8_t blocks[PIECE * 8];
+    if (!t->packed) {
+        lm_dequant_f64(t->type, lm_tensor_row_bytes(t, row, NULL), dst, cols);
+        return;
+    }
+    for (uint64_t k = 0, n; k < cols; k += n) {
+        n = cols - k < PIECE ? cols - k : PIECE;
+        lm_packed_read(t, row, k, n, blocks);
+        lm_dequant_f64(t->type, blocks, dst + k, n);
+    }
 }
 
 void lm_tensor_row_f32(const lm_tensor *t, uint64_t row, float *dst) {
-    lm_dequant_f32(t->type, row_at(t, row), dst, lm_tensor_cols(t));
+    const uint64_t cols = lm_tensor_cols(t);
+    uint8_t blocks[PIECE * 8];
+    if (!t->packed) {
+        lm_dequant_f32(t->type, lm_tensor_row_bytes(t, row, NULL), dst, cols);
+        return;
+    }
+    for (uint64_t k = 0, n; k < cols; k += n) {
+        n = cols - k < PIECE ? cols - k : PIECE;
+        lm_packed_read(t, row, k, n, blocks);
+        lm_dequant_f32(t->type, blocks, dst + k, n);
+    }
 }

@@ -14,7 +14,7 @@ static const char *const harmless[] = {
     "router_jitter_noise", "output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder", "id2label", "label2id", "problem_type",
     "unsloth_fixed", "unsloth_version", "auto_map", "_attn_implementation", "_attn_implementation_autoset", "cache_implementation", "attn_implementation", "gradient_checkpointing", "max_position_embeddings",
     "vocab_size", "chunk_size_feed_forward", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder", "prefix", "finetuning_task",
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "keys_to_ignore_at_inference", "scale_attn_weights", "n_ctx", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", "quantization_config.quant_method", NULL};
+    "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "keys_to_ignore_at_inference", "scale_attn_weights", "n_ctx", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", NULL};
 /* GGUF keys (relative to the architecture) of the same kind. */
 static const char *const harmless_gguf[] = {"context_length", "vocab_size", "tensor_data_layout", "nextn_predict_layers", NULL};
 /* Tensor groups of a checkpoint that are not the text model, by prefix: skipped, and counted by name. */
@@ -90,6 +90,8 @@ static void check_keys(lm_b *b) {
             if (listed(harmless_gguf, rel)) continue;
         } else {
             bool text = !strncmp(key, b->prefix, np);
+            /* how packed weights are stored: src/format read it, and refused what it didn't know */
+            if (starts(key, "quantization_config") || starts(key, "text_config.quantization_config") || starts(key, "compression_config")) continue;
             if (np && !text && strchr(key, '.')) continue; /* vision_config.… of a multimodal folder */
             rel = text ? key + np : key;
             if (listed(harmless, rel)) continue;

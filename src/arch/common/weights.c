@@ -185,15 +185,18 @@ uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t co
     if (!t || !want_shape(b, t, 2, (const uint64_t[]){cols, rows})) return LM_NONE;
     if (t->type->block != 1) return lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name, "is stored transposed in a block type (%s)", t->type->name);
     size_t e = t->type->bytes;
-    uint8_t *data = lm_arena_calloc(b->g.p->arena, rows * cols, e);
+    uint8_t *data = lm_arena_calloc(b->g.p->arena, rows * cols, e), *scratch = lm_arena_calloc(b->g.p->arena, rows, e);
     lm_tensor *own = lm_arena_alloc(b->g.p->arena, sizeof *own);
-    if (!data || !own) return lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory transposing the tensor");
-    for (uint64_t i = 0; i < cols; i++)
-        for (uint64_t o = 0; o < rows; o++) memcpy(data + (o * cols + i) * e, t->data + (i * rows + o) * e, e);
+    if (!data || !scratch || !own) return lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory transposing the tensor");
+    for (uint64_t i = 0; i < cols; i++) {
+        const uint8_t *row = lm_tensor_row_bytes(t, i, scratch);
+        for (uint64_t o = 0; o < rows; o++) memcpy(data + (o * cols + i) * e, row + o * e, e);
+    }
     *own = *t;
     own->dim[0] = rows;
     own->dim[1] = cols;
     own->data = data;
+    own->packed = NULL;
     own->file = UINT32_MAX;
     lm_segment *s = one_segment(b, own, rows, (lm_part){0});
     if (!s) return LM_NONE;
