@@ -102,7 +102,7 @@ struct lm_b {
     bool gguf;
     char prefix[64];        /* of HF config keys: "" or "text_config." */
     char tensor_prefix[48]; /* replaces "model." in HF names */
-    uint8_t *key_used, *gen_used, *tensor_used;
+    uint8_t *key_used, *gen_used, *tensor_used; /* tensor_used: 1 read, 2 known and left unread (lm_unused) */
     uint32_t l;             /* current layer (roles' {l}) */
     void *own;              /* the family's own parameters, from the arena */
 };
@@ -145,6 +145,8 @@ uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, u
 uint32_t lm_mat_parts(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint32_t n, const lm_part *part, const uint64_t *count);
 /* [n][rows, cols] from a stacked tensor [n, total, cols], or one tensor per expert ({e} in the name) of total rows */
 uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uint64_t cols, uint64_t rows, lm_part part);
+/* Matrix i of such a stack. */
+uint32_t lm_mat_of_stack(lm_b *b, const char *role, uint32_t n, uint32_t i, uint64_t rows, uint64_t cols);
 /* A matrix stored [cols, rows] (gpt2's Conv1D): transposed into memory, floats only. */
 uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t cols);
 /* Vectors: `suffix` ".weight", ".bias" or "" ; LM_NONE when `optional` and absent. plus_one adds 1 (HF norms of 1 + w). */
@@ -153,6 +155,8 @@ uint32_t lm_vec_of(lm_b *b, const char *role, const char *suffix, uint64_t n, bo
 uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t total, uint64_t count, lm_part part, bool optional);
 /* The raw tensor (marked consumed), NULL when absent. */
 const lm_tensor *lm_tensor_of(lm_b *b, const char *role, const char *suffix);
+/* The family knows this tensor and never reads it: reported as skipped when it is there, not refused. */
+void lm_unused(lm_b *b, const char *role, const char *suffix);
 /* y = x·Wᵀ + bias. bias: 1 required, 0 none, −1 as the tensors say. */
 lm_val lm_linear(lm_b *b, const char *role, lm_val x, uint64_t rows, int bias, bool split);
 
@@ -193,6 +197,9 @@ lm_val lm_attention_core(lm_b *b, uint32_t l, lm_val q, lm_val k, lm_val v, uint
 lm_val lm_ffn(lm_b *b, uint32_t l, lm_val x);           /* dense, or lm_moe where the layer says so */
 lm_val lm_ffn_dense(lm_b *b, const char *gate, const char *up, const char *down, lm_val x, uint32_t width); /* gate NULL: plain */
 lm_val lm_moe(lm_b *b, uint32_t l, lm_val x);           /* router, experts, shared experts */
+/* The experts alone, chosen by these router logits as hp.moe says; expert_scale: a vector of one factor per expert, or LM_NONE. */
+lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale);
+lm_val lm_embed(lm_b *b);                               /* token embeddings, times embed_scale */
 lm_val lm_layer(lm_b *b, uint32_t l, lm_val x);
 void lm_decoder(lm_b *b);                               /* everything, with the hooks */
 lm_val lm_residual(lm_b *b, const char *name, lm_val x, lm_val y); /* x + residual_scale·y */

@@ -116,11 +116,11 @@ static const char *skip_group(lm_b *b, const char *name) {
 
 static void check_tensors(lm_b *b, lm_skipped *skipped, uint32_t *n_skipped) {
     for (uint32_t i = 0; i < b->src->n_tensors && lm_graph_ok(&b->g); i++) {
-        if (b->tensor_used[i]) {
+        if (b->tensor_used[i] == 1) {
             b->g.p->bytes_used += b->src->tensor[i].bytes;
             continue;
         }
-        const char *group = skip_group(b, b->src->tensor[i].name);
+        const char *group = b->tensor_used[i] ? "weights that the architecture leaves unread" : skip_group(b, b->src->tensor[i].name);
         if (!group) {
             lm_graph_fail(&b->g, LM_UNSUPPORTED, b->src->tensor[i].name, "this tensor is in the file but lemma's %s does not use it; running without it could change the result", b->arch->name);
             return;
@@ -141,7 +141,7 @@ lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **
     if (!b.gguf) text_type(src, &prefix);
     snprintf(b.prefix, sizeof b.prefix, "%s", prefix);
     lm_arena *a = b.g.p->arena;
-    lm_skipped *skip = lm_arena_calloc(a, sizeof not_text / sizeof *not_text + 4, sizeof *skip);
+    lm_skipped *skip = lm_arena_calloc(a, sizeof not_text / sizeof *not_text + 5, sizeof *skip);
     b.key_used = lm_arena_alloc(a, src->meta.n + 1);
     b.tensor_used = lm_arena_alloc(a, src->n_tensors + 1);
     uint32_t n_skip = 0;

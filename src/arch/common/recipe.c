@@ -14,14 +14,22 @@ void lm_common_params(lm_b *b) {
     h->heads = lm_cfg_u32(b, "num_attention_heads|n_head", "attention.head_count", LM_REQUIRED, 1, MAX_HEADS);
     if (!lm_graph_ok(&b->g)) return;
     const char *kv_hf = "num_key_value_heads", *kv_gguf = "attention.head_count_kv";
-    h->kv_heads = lm_cfg_u32(b, kv_hf, kv_gguf, h->heads, 1, MAX_HEADS);
+    uint32_t *kv = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *kv); /* one number, or one per layer */
+    if (!kv) {
+        lm_graph_fail(&b->g, LM_NOMEM, "layers", "out of memory");
+        return;
+    }
+    for (uint32_t l = 0; l < h->n_layers; l++) kv[l] = h->heads;
+    lm_cfg_u32s(b, kv_hf, kv_gguf, kv, h->n_layers);
+    h->kv_heads = kv[0];
     bool own_dim = lm_cfg_has(b, "head_dim", "attention.key_length");
     if (!own_dim && h->hidden % h->heads)
         lm_graph_fail(&b->g, LM_FORMAT, "num_attention_heads", "%u heads don't divide the hidden size %u", h->heads, h->hidden);
     h->head_dim = lm_cfg_u32(b, "head_dim", "attention.key_length", h->hidden / h->heads, 1, MAX_WIDTH);
     uint32_t dv = lm_cfg_u32(b, NULL, "attention.value_length", h->head_dim, 1, MAX_WIDTH);
-    if (h->kv_heads > h->heads || h->heads % h->kv_heads)
-        lm_graph_fail(&b->g, LM_FORMAT, "num_key_value_heads", "%u key/value heads don't divide %u heads", h->kv_heads, h->heads);
+    for (uint32_t l = 0; l < h->n_layers; l++)
+        if (!kv[l] || h->heads % kv[l])
+            lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l, h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 0, INT32_MAX);
     h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon", b->arch->eps_default > 0 ? b->arch->eps_default : 1e-6);
     if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "rms_norm_eps", "is %g; it must be positive", h->eps);
@@ -46,7 +54,7 @@ void lm_common_params(lm_b *b) {
     if (f && f->kind == LM_V_INT) ffn = lm_cfg_u32(b, "intermediate_size|n_inner", "feed_forward_length", 0, 1, MAX_WIDTH);
     h->ffn = ffn;
     for (uint32_t l = 0; l < h->n_layers; l++)
-        h->layer[l] = (lm_layer_hp){.heads = h->heads, .kv_heads = h->kv_heads, .dk = h->head_dim, .dv = dv, .rope = LM_NONE, .ffn = ffn,
+        h->layer[l] = (lm_layer_hp){.heads = h->heads, .kv_heads = kv[l], .dk = h->head_dim, .dv = dv, .rope = LM_NONE, .ffn = ffn,
                                     .scale = 1.0 / sqrt((double)h->head_dim), .kv_from = -1, .slot = LM_NONE};
     h->moe = (lm_moe_hp){.scale = 1.0, .groups = 1, .topk_groups = 1};
 }
@@ -171,13 +179,13 @@ static void expert_weights(lm_b *b, lm_op *o) {
     }
 }
 
-lm_val lm_moe(lm_b *b, uint32_t l, lm_val x) {
-    (void)l;
+lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale) {
     const lm_moe_hp *m = &b->hp.moe;
     lm_graph *g = &b->g;
     if (!m->n || !m->k || m->k > m->n || !m->ffn) return lm_graph_fail(g, LM_FORMAT, "num_experts", "%u of %u experts of width %u make no mixture", m->k, m->n, m->ffn);
     lm_op r = lm_op_blank(), e = lm_op_blank();
-    r.a = lm_linear(b, "moe.router", x, m->n, 0, false);
+    r.a = logits;
+    r.v2 = expert_scale;
     r.v = lm_has_bias(b, "moe.bias") ? lm_vec_of(b, "moe.bias", ".bias", m->n, false, false) : lm_vec_of(b, "moe.bias", "", m->n, false, true);
     r.route.n = m->n;
     r.route.k = m->k;
@@ -202,6 +210,14 @@ lm_val lm_moe(lm_b *b, uint32_t l, lm_val x) {
     lm_graph_trait(g, 1, "experts, %u of %u", m->k, m->n);
     if (m->group != LM_GROUP_NONE) lm_graph_trait(g, 1, "expert groups, %u of %u", m->topk_groups, m->groups);
     if (r.v != LM_NONE) lm_graph_trait(g, 1, "router correction bias");
+    return y;
+}
+
+lm_val lm_moe(lm_b *b, uint32_t l, lm_val x) {
+    (void)l;
+    const lm_moe_hp *m = &b->hp.moe;
+    lm_graph *g = &b->g;
+    lm_val y = lm_experts(b, lm_linear(b, "moe.router", x, m->n, 0, false), x, LM_NONE);
     if (!m->n_shared) return y;
     lm_val s = lm_ffn_dense(b, "moe.shared.gate", "moe.shared.up", "moe.shared.down", x, m->shared_ffn);
     if (lm_has(b, "moe.shared.router")) {
@@ -235,7 +251,7 @@ lm_val lm_layer(lm_b *b, uint32_t l, lm_val x) {
     return lm_residual(b, "out", x, y);
 }
 
-static lm_val default_embed(lm_b *b) {
+lm_val lm_embed(lm_b *b) {
     bool scaled = b->hp.embed_scale != 1.0;
     lm_val x = lm_op_embed(&b->g, scaled ? "embed.lookup" : "embed", lm_mat(b, "embed", b->hp.vocab, b->hp.hidden), false);
     if (!scaled) return x;
@@ -248,7 +264,7 @@ void lm_decoder(lm_b *b) {
     lm_graph *g = &b->g;
     lm_program *p = g->p;
     lm_hparams *h = &b->hp;
-    lm_val x = b->arch->embed ? b->arch->embed(b) : default_embed(b);
+    lm_val x = b->arch->embed ? b->arch->embed(b) : lm_embed(b);
     p->embed = x;
     p->layer_out = lm_arena_calloc(p->arena, h->n_layers, sizeof *p->layer_out);
     if (!p->layer_out) lm_graph_fail(g, LM_NOMEM, "layers", "out of memory");

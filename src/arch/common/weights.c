@@ -98,6 +98,11 @@ const lm_tensor *lm_tensor_of(lm_b *b, const char *role, const char *suffix) {
     return t ? consume(b, t) : NULL;
 }
 
+void lm_unused(lm_b *b, const char *role, const char *suffix) {
+    const lm_tensor *t = lookup(b, role, 0, suffix, NULL, 0);
+    if (t) b->tensor_used[t - b->src->tensor] = 2;
+}
+
 static const lm_tensor *need(lm_b *b, const char *role, uint32_t e, const char *suffix) {
     if (!lm_graph_ok(&b->g)) return NULL;
     char shown[256];
@@ -156,11 +161,26 @@ uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, u
 
 uint32_t lm_mat(lm_b *b, const char *role, uint64_t rows, uint64_t cols) { return lm_mat_part(b, role, rows, cols, rows, (lm_part){0}); }
 
+/* A stack that HF stores as one tensor per matrix */
+static bool is_apart(lm_b *b, const char *role) {
+    const lm_name *nm = find_name(b, role);
+    return !b->gguf && nm && nm->hf && strstr(nm->hf, "{e}") != NULL;
+}
+
+uint32_t lm_mat_of_stack(lm_b *b, const char *role, uint32_t n, uint32_t i, uint64_t rows, uint64_t cols) {
+    bool apart = is_apart(b, role);
+    const lm_tensor *t = need(b, role, apart ? i : 0, ".weight");
+    const uint64_t shape[3] = {n, rows, cols};
+    if (!t || !want_shape(b, t, apart ? 2 : 3, apart ? shape + 1 : shape)) return LM_NONE;
+    lm_segment *s = one_segment(b, t, rows, (lm_part){.base = apart ? 0 : i * rows});
+    if (!s) return LM_NONE;
+    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+}
+
 uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uint64_t cols, uint64_t rows, lm_part part) {
     const lm_tensor *t = need(b, role, 0, ".weight");
     if (!t) return LM_NONE;
-    const lm_name *nm = find_name(b, role);
-    bool apart = !b->gguf && nm->hf && strstr(nm->hf, "{e}") != NULL;
+    bool apart = is_apart(b, role);
     lm_segment *s = one_segment(b, t, rows, part);
     if (!s) return LM_NONE;
     if (!apart) {
