@@ -148,7 +148,8 @@ static void mark_all(lm_inspect *in) {
         }
     }
     for (uint32_t i = 0; i < in->src->n_tensors; i++)
-        if (!in->used_by[i]) in->used_by[i] = skipped(in, in->src->tensor[i].name) ? NULL : "(at load)"; /* rope factors and the like */
+        if (!in->used_by[i] && !skipped(in, in->src->tensor[i].name))
+            in->used_by[i] = "(no op)"; /* rope factors, and what the family knows it doesn't need */
 }
 
 /* ---- the program in numbers ----------------------------------------------------------------------------------------------------*/

@@ -200,7 +200,7 @@ typedef struct lm_inspect_info {
     uint64_t cache_bytes_fixed;     /* at float32, of those that don't: windows, recurrent states */
 } lm_inspect_info;
 typedef struct lm_inspect_tensor {
-    const char *name, *type, *used_by; /* used_by: the op, or how else it is used; NULL: it isn't */
+    const char *name, *type, *used_by; /* used_by: the op; "(no op)": read at load, or known not to matter; NULL: skipped */
     uint32_t rank, file;
     uint64_t dim[8];
     uint64_t offset, bytes; /* in its file */

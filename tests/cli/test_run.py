@@ -208,6 +208,9 @@ def memory():
     if not model:
         skip("peak memory", "the demo's model is not in the cache: make demo fetches it")
         return
+    if "ASAN_OPTIONS" in os.environ:
+        skip("peak memory", "the sanitizer's own memory would be counted")
+        return
     with tempfile.TemporaryFile() as out:
         p = subprocess.Popen([LEMMA, "run", model, "-p", "Once upon a time", "-n", "64", "--ignore-eos", "--json"], stdout=out,
                              stderr=subprocess.DEVNULL)
