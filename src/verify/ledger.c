@@ -52,8 +52,8 @@ lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err) {
     lm_claim *to = &l->claim[l->n];
     *to = *c;
     const char **s[] = {&to->section, &to->name, &to->bound, &to->measured, &to->witness, &to->sha256, &to->note};
-    for (size_t i = 0; i < sizeof s / sizeof *s; i++)
-        if (!*s[i]) *s[i] = "";
+    for (size_t i = 0; i < sizeof s / sizeof *s; i++) /* the ledger outlives the model and the trace that some of them belong to */
+        *s[i] = *s[i] && **s[i] ? lm_say(l, "%s", *s[i]) : "";
     if (l->nomem) return lm_fail_nomem(err, "a claim's text", 0);
     l->n++;
     if (l->fn) l->fn(l->ctx, to);

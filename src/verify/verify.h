@@ -75,7 +75,7 @@ struct lm_ledger {
 };
 lm_status lm_ledger_create(lm_ledger **out, lm_error *err);
 LM_PRINTF(2, 3) const char *lm_say(lm_ledger *l, const char *fmt, ...); /* one line in the ledger's arena */
-lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err); /* NULL strings become "" */
+lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err); /* copies the strings; NULL becomes "" */
 
 /* ---- the run: what the gates share --------------------------------------------------------------------------------------------------*/
 typedef struct lm_judge {
