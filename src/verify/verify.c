@@ -156,7 +156,7 @@ lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **o
     if (st == LM_OK) {
         j.l->fn = o->claim;
         j.l->ctx = o->claim_ctx;
-        j.trace_path = lm_say(j.l, "%s", o->trace ? o->trace : beside);
+        j.trace_path = o->trace ? o->trace : beside;
         st = lm_engine_open(model, &j.eo, &j.e, err);
     }
     if (st == LM_OK && !o->trace && !lm_is_file(j.trace_path))
