@@ -37,6 +37,20 @@ static inline void lm_affine_f32(float *dst, float d, const int8_t *q, float m, 
     for (size_t i = 0; i < n; i++) dst[i] = d * (float)q[i] + m;
 }
 
+/* decode by way of `ints`: what a type's integers, scales and minima say, in double */
+#define LM_DECODE_INTS(NAME, INTS, BLOCK, GROUP, BLOCK_BYTES, HAS_MIN) \
+    static void NAME(const uint8_t *src, double *dst, size_t n) { \
+        int8_t q[BLOCK]; \
+        float scale[(BLOCK) / (GROUP)], min[(BLOCK) / (GROUP)]; \
+        for (; n; n--, src += (BLOCK_BYTES)) { \
+            INTS(src, q, scale, min); \
+            for (int g = 0; g < (BLOCK) / (GROUP); g++, dst += (GROUP)) { \
+                if (HAS_MIN) lm_affine_f64(dst, scale[g], q + (GROUP) * g, min[g], GROUP); \
+                else lm_scale_f64(dst, scale[g], q + (GROUP) * g, GROUP); \
+            } \
+        } \
+    }
+
 /* n bytes to 2n nibbles: the low ones first, then the high ones */
 static inline void lm_nibbles(int8_t *q, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < n; i++) {

@@ -24,6 +24,11 @@ typedef struct lm_dtype {
     void (*decode_f32)(const uint8_t *src, float *dst, size_t n_blocks);
     /* float32 to blocks, as llama.cpp's reference quantizer does (bit for bit); NULL: lemma does not write this type. */
     void (*encode)(const float *src, uint8_t *dst, size_t n_blocks);
+    /* One block as small integers: element i is exactly scale[i/group]*q[i] (+ min[i/group] where has_min; min is left alone otherwise).
+     * NULL: a float type, one whose values are no small integers, or one that lemma's kernels unpack themselves. */
+    void (*ints)(const uint8_t *src, int8_t *q, float *scale, float *min);
+    uint32_t group; /* 16 or 32 where ints is set */
+    bool has_min;
 } lm_dtype;
 
 extern const lm_dtype *const lm_dtypes[]; /* NULL-terminated, generated */

@@ -17,31 +17,32 @@ static void unpack(int8_t *q, const uint8_t *src, size_t n) {
     for (size_t i = 0; i < 2 * n; i++) q[i] = e2m1_twice[q[i]];
 }
 
-static void decode_mxfp4(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK];
-    for (; n; n--, src += MXFP4_BYTES, dst += LM_QK) {
-        unpack(q, src + 1, 16);
-        lm_scale_f64(dst, ldexp(1, src[0] - 128), q, LM_QK);
-    }
+static void ints_mxfp4(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    unpack(q, src + 1, 16);
+    *scale = ldexpf(1, src[0] - 128);
 }
+LM_DECODE_INTS(decode_mxfp4, ints_mxfp4, LM_QK, 32, MXFP4_BYTES, false)
 
-static double half_ue4m3(uint8_t b) {
+static float half_ue4m3(uint8_t b) {
     int e = b >> 3 & 15, m = b & 7;
     if (b == 0x7f) return 0;
-    return e ? ldexp(8 + m, e - 11) : ldexp(m, -10);
+    return e ? ldexpf((float)(8 + m), e - 11) : ldexpf((float)m, -10);
 }
-static void decode_nvfp4(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[16];
-    for (; n; n--, src += NVFP4_BYTES, dst += NVFP4_BLOCK)
-        for (int g = 0; g < 4; g++) {
-            unpack(q, src + 4 + 8 * g, 8);
-            lm_scale_f64(dst + 16 * g, half_ue4m3(src[g]), q, 16);
-        }
+static void ints_nvfp4(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    for (int g = 0; g < 4; g++) {
+        unpack(q + 16 * g, src + 4 + 8 * g, 8);
+        scale[g] = half_ue4m3(src[g]);
+    }
 }
+LM_DECODE_INTS(decode_nvfp4, ints_nvfp4, NVFP4_BLOCK, 16, NVFP4_BYTES, false)
 
 const lm_dtype lm_dtype_MXFP4 = {
     .name = "MXFP4", .gguf_id = 39, .block = LM_QK, .bytes = MXFP4_BYTES, .decode = decode_mxfp4,
+    .ints = ints_mxfp4, .group = 32,
 };
 const lm_dtype lm_dtype_NVFP4 = {
     .name = "NVFP4", .gguf_id = 40, .block = NVFP4_BLOCK, .bytes = NVFP4_BYTES, .decode = decode_nvfp4,
+    .ints = ints_nvfp4, .group = 16,
 };

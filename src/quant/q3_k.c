@@ -10,17 +10,17 @@ static int scale_of(const uint8_t *s, int g) {
     return (low | high << 4) - 32;
 }
 
-static void decode(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK_K];
-    for (; n; n--, src += BYTES, dst += LM_QK_K) {
-        double d = lm_load_half(src + 108);
-        lm_crumbs(q, src + 32);
-        for (int c = 0; c < 8; c++)
-            for (int i = 0; i < 32; i++) q[32 * c + i] = (int8_t)(q[32 * c + i] - (src[i] >> c & 1 ? 0 : 4));
-        for (int g = 0; g < 16; g++) lm_scale_f64(dst + 16 * g, d * scale_of(src + 96, g), q + 16 * g, 16);
-    }
+static void ints(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    float d = lm_load_half(src + 108);
+    lm_crumbs(q, src + 32);
+    for (int c = 0; c < 8; c++)
+        for (int i = 0; i < 32; i++) q[32 * c + i] = (int8_t)(q[32 * c + i] - (src[i] >> c & 1 ? 0 : 4));
+    for (int g = 0; g < 16; g++) scale[g] = d * (float)scale_of(src + 96, g);
 }
+LM_DECODE_INTS(decode, ints, LM_QK_K, 16, BYTES, false)
 
 const lm_dtype lm_dtype_Q3_K = {
     .name = "Q3_K", .gguf_id = 11, .block = LM_QK_K, .bytes = BYTES, .decode = decode,
+    .ints = ints, .group = 16,
 };

@@ -16,13 +16,12 @@ static void pack(uint8_t *dst, const uint8_t q[LM_QK]) {
     for (int i = 0; i < 16; i++) dst[4 + i] = (uint8_t)((q[i] & 15) | (q[i + 16] & 15) << 4);
 }
 
-static void decode_q5_0(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK];
-    for (; n; n--, src += Q5_0_BYTES, dst += LM_QK) {
-        unpack(q, src + 2, 16);
-        lm_scale_f64(dst, lm_load_half(src), q, LM_QK);
-    }
+static void ints_q5_0(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    unpack(q, src + 2, 16);
+    *scale = lm_load_half(src);
 }
+LM_DECODE_INTS(decode_q5_0, ints_q5_0, LM_QK, LM_QK, Q5_0_BYTES, false)
 static void encode_q5_0(const float *src, uint8_t *dst, size_t n) {
     uint8_t q[LM_QK];
     for (; n; n--, src += LM_QK, dst += Q5_0_BYTES) {
@@ -33,13 +32,12 @@ static void encode_q5_0(const float *src, uint8_t *dst, size_t n) {
     }
 }
 
-static void decode_q5_1(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK];
-    for (; n; n--, src += Q5_1_BYTES, dst += LM_QK) {
-        unpack(q, src + 4, 0);
-        lm_affine_f64(dst, lm_load_half(src), q, lm_load_half(src + 2), LM_QK);
-    }
+static void ints_q5_1(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    unpack(q, src + 4, 0);
+    *scale = lm_load_half(src);
+    *min = lm_load_half(src + 2);
 }
+LM_DECODE_INTS(decode_q5_1, ints_q5_1, LM_QK, LM_QK, Q5_1_BYTES, true)
 static void encode_q5_1(const float *src, uint8_t *dst, size_t n) {
     uint8_t q[LM_QK];
     for (; n; n--, src += LM_QK, dst += Q5_1_BYTES) {
@@ -55,7 +53,9 @@ static void encode_q5_1(const float *src, uint8_t *dst, size_t n) {
 
 const lm_dtype lm_dtype_Q5_0 = {
     .name = "Q5_0", .gguf_id = 6, .block = LM_QK, .bytes = Q5_0_BYTES, .decode = decode_q5_0, .encode = encode_q5_0,
+    .ints = ints_q5_0, .group = LM_QK,
 };
 const lm_dtype lm_dtype_Q5_1 = {
     .name = "Q5_1", .gguf_id = 7, .block = LM_QK, .bytes = Q5_1_BYTES, .decode = decode_q5_1, .encode = encode_q5_1,
+    .ints = ints_q5_1, .group = LM_QK, .has_min = true,
 };

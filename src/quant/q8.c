@@ -24,12 +24,18 @@ static void encode_q8_0(const float *src, uint8_t *dst, size_t n) {
     }
 }
 
-static void decode_q8_1(const uint8_t *src, double *dst, size_t n) {
-    for (; n; n--, src += Q8_1_BYTES, dst += LM_QK) lm_scale_f64(dst, lm_f32_from_bits(lm_load32(src)), (const int8_t *)src + 8, LM_QK);
+static void ints_q8_1(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    memcpy(q, src + 8, LM_QK);
+    *scale = lm_f32_from_bits(lm_load32(src));
 }
-static void decode_q8_k(const uint8_t *src, double *dst, size_t n) {
-    for (; n; n--, src += Q8_K_BYTES, dst += LM_QK_K) lm_scale_f64(dst, lm_f32_from_bits(lm_load32(src)), (const int8_t *)src + 4, LM_QK_K);
+LM_DECODE_INTS(decode_q8_1, ints_q8_1, LM_QK, 32, Q8_1_BYTES, false)
+static void ints_q8_k(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    memcpy(q, src + 4, LM_QK_K);
+    for (int g = 0; g < 8; g++) scale[g] = lm_f32_from_bits(lm_load32(src));
 }
+LM_DECODE_INTS(decode_q8_k, ints_q8_k, LM_QK_K, 32, Q8_K_BYTES, false)
 
 const lm_dtype lm_dtype_Q8_0 = {
     .name = "Q8_0", .gguf_id = 8, .block = LM_QK, .bytes = Q8_0_BYTES,
@@ -37,7 +43,9 @@ const lm_dtype lm_dtype_Q8_0 = {
 };
 const lm_dtype lm_dtype_Q8_1 = {
     .name = "Q8_1", .gguf_id = 9, .block = LM_QK, .bytes = Q8_1_BYTES, .decode = decode_q8_1,
+    .ints = ints_q8_1, .group = 32,
 };
 const lm_dtype lm_dtype_Q8_K = {
     .name = "Q8_K", .gguf_id = 15, .block = LM_QK_K, .bytes = Q8_K_BYTES, .decode = decode_q8_k,
+    .ints = ints_q8_k, .group = 32,
 };

@@ -10,27 +10,27 @@ static void unpack_trits(int8_t *q, const uint8_t *src, int n, int trits) {
         for (int i = 0; i < n; i++) q[k * n + i] = (int8_t)(((uint8_t)(src[i] * power) * 3 >> 8) - 1);
 }
 
-static void decode_tq1_0(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK_K];
-    for (; n; n--, src += TQ1_0_BYTES, dst += LM_QK_K) {
-        unpack_trits(q, src, 32, 5);
-        unpack_trits(q + 160, src + 32, 16, 5);
-        unpack_trits(q + 240, src + 48, 4, 4);
-        lm_scale_f64(dst, lm_load_half(src + 52), q, LM_QK_K);
-    }
+static void ints_tq1_0(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    unpack_trits(q, src, 32, 5);
+    unpack_trits(q + 160, src + 32, 16, 5);
+    unpack_trits(q + 240, src + 48, 4, 4);
+    for (int g = 0; g < 8; g++) scale[g] = lm_load_half(src + 52);
 }
-static void decode_tq2_0(const uint8_t *src, double *dst, size_t n) {
-    int8_t q[LM_QK_K];
-    for (; n; n--, src += TQ2_0_BYTES, dst += LM_QK_K) {
-        lm_crumbs(q, src);
-        for (int i = 0; i < LM_QK_K; i++) q[i] = (int8_t)(q[i] - 1);
-        lm_scale_f64(dst, lm_load_half(src + 64), q, LM_QK_K);
-    }
+LM_DECODE_INTS(decode_tq1_0, ints_tq1_0, LM_QK_K, 32, TQ1_0_BYTES, false)
+static void ints_tq2_0(const uint8_t *src, int8_t *q, float *scale, float *min) {
+    (void)min;
+    lm_crumbs(q, src);
+    for (int i = 0; i < LM_QK_K; i++) q[i] = (int8_t)(q[i] - 1);
+    for (int g = 0; g < 8; g++) scale[g] = lm_load_half(src + 64);
 }
+LM_DECODE_INTS(decode_tq2_0, ints_tq2_0, LM_QK_K, 32, TQ2_0_BYTES, false)
 
 const lm_dtype lm_dtype_TQ1_0 = {
     .name = "TQ1_0", .gguf_id = 34, .block = LM_QK_K, .bytes = TQ1_0_BYTES, .decode = decode_tq1_0,
+    .ints = ints_tq1_0, .group = 32,
 };
 const lm_dtype lm_dtype_TQ2_0 = {
     .name = "TQ2_0", .gguf_id = 35, .block = LM_QK_K, .bytes = TQ2_0_BYTES, .decode = decode_tq2_0,
+    .ints = ints_tq2_0, .group = 32,
 };
