@@ -103,11 +103,19 @@ void lm_graph_trait(lm_graph *g, uint32_t min_tokens, const char *fmt, ...) {
 
 uint32_t lm_width(const lm_graph *g, lm_val v) { return v < g->p->n_values ? g->p->value[v].width : 0; }
 
+/* "attn.q" in layer 3 is "layer.3.attn.q" */
+static char *full_name(lm_graph *g, int32_t layer, const char *name) {
+    char *s = layer < 0 ? lm_arena_strndup(g->p->arena, name, strlen(name)) : lm_arena_printf(g->p->arena, "layer.%d.%s", layer, name);
+    if (!s) lm_graph_fail(g, LM_NOMEM, name, "out of memory building the program");
+    return s;
+}
+
 lm_val lm_rename(lm_graph *g, lm_val v, const char *name) {
     if (!lm_graph_ok(g) || v == LM_NONE) return LM_NONE;
     lm_op *op = &g->p->op[g->p->value[v].first];
-    op->name = name;
-    g->p->value[v].name = name;
+    char *full = full_name(g, op->layer, name);
+    if (!full) return LM_NONE;
+    op->name = g->p->value[v].name = full;
     return v;
 }
 
@@ -127,11 +135,12 @@ lm_val lm_op_custom(lm_graph *g, lm_op_kind kind, const char *name, uint32_t wid
     for (int i = 0; i < 4; i++)
         if (in[i] != LM_NONE && in[i] >= p->n_values) return lm_graph_fail(g, LM_INTERNAL, name, "operand %d of the op does not exist", i);
     if (!width) return lm_graph_fail(g, LM_INTERNAL, name, "the op's result has no width");
+    char *full = full_name(g, g->layer, name);
+    if (!full) return LM_NONE;
     uint32_t cap = g->cap_ops;
     lm_op *ops = grow(g, p->op, p->n_ops, &cap, sizeof *ops);
     lm_value_info *vals = grow(g, p->value, p->n_ops, &g->cap_ops, sizeof *vals);
-    char *full = g->layer < 0 ? lm_arena_strndup(p->arena, name, strlen(name)) : lm_arena_printf(p->arena, "layer.%d.%s", g->layer, name);
-    if (!ops || !vals || !full) return lm_graph_fail(g, LM_NOMEM, name, "out of memory building the program");
+    if (!ops || !vals) return lm_graph_fail(g, LM_NOMEM, name, "out of memory building the program");
     p->op = ops;
     p->value = vals;
     lm_op op = *o;
