@@ -105,7 +105,8 @@ static void params(lm_b *b) {
     m->scale = mscale * mscale / sqrt((double)(m->nope + m->rope));
     if (mscale != 1.0) lm_graph_trait(&b->g, 1, "yarn softmax scale × %.4f", mscale * mscale);
     lm_graph_trait(&b->g, 1, "latent attention, rank %u", m->rank);
-    if (!v2) lm_cfg_ignore(b, "topk_method|scoring_func", NULL);
+    if (!v2) lm_cfg_expect_str(b, "topk_method", NULL, "noaux_tc");
+    lm_cfg_expect_str(b, "scoring_func", NULL, v2 ? "softmax" : "sigmoid");
     moe(b);
     if (is(b, "deepseek_v32") || is(b, "glm_moe_dsa")) index_params(b, m);
     h->attn_bias = 0;

@@ -31,7 +31,7 @@ static void params(lm_b *b) {
     /* an absent key means Mistral's class default; null, no window */
     bool absent = mistral && !lm_meta_get(&b->src->meta, "sliding_window") && !lm_meta_get(&b->src->meta, "text_config.sliding_window");
     if (b->gguf || mistral || mixtral) {
-        uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", absent ? 4096 : 0, 0, INT32_MAX);
+        uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", absent ? 4096 : 0, b->gguf ? 0 : 1, INT32_MAX);
         for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].window = w;
     }
     if (!b->gguf) {

@@ -16,7 +16,7 @@ static void params(lm_b *b) {
     /* the class's own key wins over one inside rope_scaling */
     if (!b->gguf) s.original = lm_cfg_u32(b, "original_max_position_embeddings", NULL, s.original ? s.original : 4096, 1, INT32_MAX);
     for (uint32_t l = 0; l < h->n_layers && lm_graph_ok(&b->g); l++) lm_rope_layer(b, l, &s);
-    uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 0, 0, INT32_MAX);
+    uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 0, b->gguf ? 0 : 1, INT32_MAX);
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].window = w;
 }
 

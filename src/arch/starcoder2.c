@@ -10,7 +10,7 @@ static const lm_name names[] = {
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;
     lm_rope_all(b, 1e4, 1.0);
-    uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 0, 0, INT32_MAX);
+    uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 0, b->gguf ? 0 : 1, INT32_MAX);
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].window = w;
     lm_cfg_expect_str(b, "mlp_type", NULL, "default");
     lm_cfg_expect_str(b, "norm_type", NULL, "layer_norm");

@@ -76,6 +76,20 @@ static void find_tensor_prefix(lm_b *b) {
     snprintf(b->tensor_prefix, sizeof b->tensor_prefix, "model.");
 }
 
+/* A key beside text_config that is about another modality, or that text_config says too (and is read there). */
+static bool not_text_key(lm_b *b, const char *key) {
+    static const char *const begins[] = {"vision", "image", "video", "audio", "speech", "mm_", "projector", "projection_dim", "multimodal_projector", "spatial_merge_size",
+                                         "ignore_index", "language_model_only", NULL};
+    static const char *const close[] = {"_token_id", "_token_ids", "_token_index", NULL};
+    char inner[200];
+    for (int i = 0; begins[i]; i++)
+        if (starts(key, begins[i])) return true;
+    for (int i = 0; close[i]; i++)
+        if (ends(key, close[i])) return true;
+    snprintf(inner, sizeof inner, "%s%s", b->prefix, key);
+    return lm_meta_get(&b->src->meta, inner) != NULL;
+}
+
 /* ---- nothing unread -----------------------------------------------------------------------------------------------------------*/
 static void check_keys(lm_b *b) {
     size_t np = b->gguf ? strlen(b->arch->gguf) : strlen(b->prefix);
@@ -92,10 +106,9 @@ static void check_keys(lm_b *b) {
             bool text = !strncmp(key, b->prefix, np);
             /* how packed weights are stored: src/format read it, and refused what it didn't know */
             if (starts(key, "quantization_config") || starts(key, "text_config.quantization_config") || starts(key, "compression_config")) continue;
-            if (np && !text && strchr(key, '.')) continue; /* vision_config.… of a multimodal folder */
             rel = text ? key + np : key;
             if (listed(harmless, rel)) continue;
-            if (np && !text) continue; /* beside text_config: the other modalities */
+            if (np && !text && not_text_key(b, key)) continue;
             if (starts(rel, "id2label.") || starts(rel, "label2id.") || starts(rel, "task_specific_params.") || starts(rel, "auto_map.") || starts(rel, "vision_config") || starts(rel, "audio_config")) continue;
         }
         if (listed(b->arch->ignored, rel)) continue;

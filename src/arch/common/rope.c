@@ -12,6 +12,8 @@ static const double *read_list(lm_b *b, const char *key, uint32_t *n) {
     double *out = lm_arena_calloc(b->g.p->arena, v->arr.n ? v->arr.n : 1, sizeof *out);
     if (!out || v->arr.n > 4096) return (void)lm_graph_fail(&b->g, LM_FORMAT, key, "is too long a list of rope factors"), NULL;
     if (!lm_cfg_f64s(b, key, NULL, out, (uint32_t)v->arr.n)) return NULL;
+    for (uint64_t i = 0; i < v->arr.n; i++)
+        if (!(out[i] > 0)) return (void)lm_graph_fail(&b->g, LM_RANGE, key, "holds a rope factor that is not positive"), NULL;
     if (*n && *n != v->arr.n) return (void)lm_graph_fail(&b->g, LM_FORMAT, key, "short and long factors differ in number"), NULL;
     *n = (uint32_t)v->arr.n;
     return out;

@@ -103,12 +103,23 @@ void lm_unused(lm_b *b, const char *role, const char *suffix) {
     if (t) b->tensor_used[t - b->src->tensor] = 2;
 }
 
+static bool is_integer(const lm_dtype *t) {
+    static const char *const names[] = {"I8", "I16", "I32", "I64", "U8", "BOOL"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(t->name, names[i])) return true;
+    return false;
+}
+
 static const lm_tensor *need(lm_b *b, const char *role, uint32_t e, const char *suffix) {
     if (!lm_graph_ok(&b->g)) return NULL;
     char shown[256];
     const lm_tensor *t = lookup(b, role, e, suffix, shown, sizeof shown);
     if (!t) {
         lm_graph_fail(&b->g, LM_FORMAT, shown, "the tensor is missing from the model");
+        return NULL;
+    }
+    if (is_integer(t->type)) {
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name, "is stored as plain integers (%s), which no weight is; quantized weights need their scales", t->type->name);
         return NULL;
     }
     return consume(b, t);
