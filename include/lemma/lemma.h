@@ -223,6 +223,20 @@ lm_inspect_count lm_inspect_get_trait(const lm_inspect *i, uint32_t k);   /* tra
 lm_inspect_count lm_inspect_get_cache(const lm_inspect *i, uint32_t k);
 lm_inspect_count lm_inspect_get_skipped(const lm_inspect *i, uint32_t k); /* skipped tensor group, how many tensors */
 
+/* ---- writing GGUF ---------------------------------------------------------------------------------------------------------------
+ * A Hugging Face folder as one GGUF file, in the layout that llama.cpp reads. Vectors, routers and the like stay float32 whatever the type;
+ * weights in MXFP4 stay so; a row that is no whole number of the type's blocks is stored as f16, and `note` says so. The file appears whole
+ * or not at all. A model that the file could not describe so that it reads back as the same program is refused. */
+typedef struct lm_quantize_options { /* all zeros: the defaults */
+    void (*note)(void *ctx, const char *line); /* what differs from the type asked for; may be NULL */
+    void *note_ctx;
+    bool (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* false stops it (LM_INTERRUPTED) */
+    void *progress_ctx;
+} lm_quantize_options;
+typedef struct lm_quantize_result { uint32_t tensors, other_type; uint64_t bytes; bool standin_tokenizer; } lm_quantize_result;
+/* type: "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0" or "q5_1". options and result may be NULL. */
+lm_status lm_quantize(const char *folder, const char *out, const char *type, const lm_quantize_options *options, lm_quantize_result *result, lm_error *err);
+
 #ifdef __cplusplus
 }
 #endif

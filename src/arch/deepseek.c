@@ -1,6 +1,6 @@
 /* DeepSeek V2 (and Lite), V3, V3.2 and GLM-5: latent attention (MLA); V3.2 and GLM-5 add a sparse indexer (DSA) that picks the keys.
  * The attention scale is (nope+rope)^−½ times the square of yarn's mscale_all_dim magnitude; the latent norms use eps 1e-6 always. */
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include <string.h>
 
 #define BLK "model.layers.{l}.self_attn."
@@ -95,8 +95,7 @@ static void params(lm_b *b) {
     if (b->gguf) { /* the magnitude of all dims as a multiplier of ln(factor); that of rope is taken as equal */
         double mult = lm_cfg_f64(b, "mscale_all_dim", "rope.scaling.yarn_log_multiplier", 0.0);
         if (mult != 0.0) s.mscale_all = mult * 10.0;
-        double own = lm_cfg_f64(b, "mscale", NULL, 0.0);
-        s.mscale = own != 0.0 ? own : s.mscale_all;
+        s.mscale = s.mscale_all;
     }
     if (strcmp(s.type, "default") && !isnan(s.mscale_all) && s.mscale_all != 0.0) mscale = lm_yarn_mscale(s.factor, s.mscale_all);
     s.partial = 1.0;
@@ -106,7 +105,7 @@ static void params(lm_b *b) {
     if (mscale != 1.0) lm_graph_trait(&b->g, 1, "yarn softmax scale × %.4f", mscale * mscale);
     lm_graph_trait(&b->g, 1, "latent attention, rank %u", m->rank);
     if (!v2) lm_cfg_expect_str(b, "topk_method", NULL, "noaux_tc");
-    lm_cfg_expect_str(b, "scoring_func", NULL, v2 ? "softmax" : "sigmoid");
+    if (!b->gguf) lm_cfg_expect_str(b, "scoring_func", NULL, v2 ? "softmax" : "sigmoid");
     moe(b);
     if (is(b, "deepseek_v32") || is(b, "glm_moe_dsa")) index_params(b, m);
     h->attn_bias = 0;
@@ -209,10 +208,51 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     return lm_linear(b, "attn.o", ctx, b->hp.hidden, m->bias, true);
 }
 
+/* GGUF says the absorbed form's geometry, and holds kv_b apart: each head's k rows transposed, and its v rows. */
+static void split_for_gguf(lm_b *b, const mla *m, lm_export_tensor *k) {
+    uint64_t heads = b->hp.heads, kv = m->nope + m->dv;
+    lm_segment *s = lm_arena_alloc(b->g.p->arena, sizeof *s);
+    lm_weight *w = lm_arena_alloc(b->g.p->arena, sizeof *w);
+    lm_export_tensor *v = lm_export_add(b, "attn.v_b", ".weight", k->layer);
+    k = lm_export_find(b, "attn.kv_b", k->layer); /* adding may have moved it */
+    if (!s || !w || !v || !k || !lm_export_name(b, k, "attn.k_b", ".weight")) {
+        lm_graph_fail(&b->g, LM_NOMEM, "attn_kv_b", "out of memory");
+        return;
+    }
+    *s = *k->w->seg;
+    *w = *k->w;
+    s->base = m->nope;
+    s->group = m->dv;
+    s->group_stride = kv;
+    s->count = w->rows = heads * m->dv;
+    w->seg = s;
+    v->w = w;
+    v->rank = k->rank = 3;
+    memcpy(v->dim, (const uint64_t[]){heads, m->dv, m->rank}, 3 * sizeof(uint64_t));
+    memcpy(k->dim, (const uint64_t[]){heads, m->rank, m->nope}, 3 * sizeof(uint64_t));
+    k->head_rows = (uint32_t)kv;
+}
+
+static void to_gguf(lm_b *b) {
+    const mla *m = b->own;
+    const lm_rope_spec *s = lm_export_rope(b);
+    lm_export_u32(b, "attention.head_count_kv", 1);
+    lm_export_u32(b, "attention.key_length", m->rank + m->rope);
+    lm_export_u32(b, "attention.value_length", m->rank);
+    lm_export_u32(b, "attention.key_length_mla", m->nope + m->rope);
+    lm_export_u32(b, "attention.value_length_mla", m->dv);
+    if (s && strcmp(s->type, "default") && s->mscale_all != 0.0) lm_export_f32(b, "rope.scaling.yarn_log_multiplier", 0.1 * s->mscale_all);
+    for (uint32_t l = 0; l < b->hp.n_layers; l++) {
+        lm_export_tensor *k = lm_export_find(b, "attn.kv_b", l);
+        if (k) split_for_gguf(b, m, k);
+    }
+}
+
 const lm_arch lm_arch_deepseek_v2 = {
     .name = "deepseek_v2",
     .model_types = (const char *const[]){"deepseek_v2", NULL},
     .gguf = "deepseek2",
+    .to_gguf = to_gguf,
     .names = names,
     .ignored = ignored,
     .params = params,
@@ -222,6 +262,7 @@ const lm_arch lm_arch_deepseek_v3 = {
     .name = "deepseek_v3",
     .model_types = (const char *const[]){"deepseek_v3", NULL},
     .gguf = "deepseek2",
+    .to_gguf = to_gguf,
     .gguf_alias = true,
     .names = names,
     .ignored = ignored,
@@ -240,6 +281,7 @@ const lm_arch lm_arch_glm_moe_dsa = {
     .name = "glm_moe_dsa",
     .model_types = (const char *const[]){"glm_moe_dsa", NULL},
     .gguf = "glm-dsa",
+    .to_gguf = to_gguf,
     .names = names,
     .ignored = ignored,
     .eps_default = 1e-5,

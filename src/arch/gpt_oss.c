@@ -17,7 +17,7 @@ static void params(lm_b *b) {
     lm_rope_spec s = lm_rope_read(b, NULL, 150000.0, 1.0);
     bool given = lm_cfg_has(b, "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type", "rope.scaling.type");
     if (!given) s.type = "yarn", s.factor = 32.0, s.original = 4096;
-    s.truncate = given && !b->gguf && lm_cfg_bool(b, "rope_scaling.truncate|rope_parameters.truncate", NULL, true);
+    s.truncate = b->gguf ? lm_cfg_bool(b, "rope_truncate", NULL, false) : given && s.truncate;
     for (uint32_t l = 0; l < h->n_layers && lm_graph_ok(&b->g); l++) lm_rope_layer(b, l, &s);
     lm_windows(b, lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 128, 1, INT32_MAX), 2);
     uint32_t n = lm_cfg_u32(b, "num_local_experts", "expert_count", 128, 1, 4096);

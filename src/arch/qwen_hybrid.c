@@ -1,7 +1,7 @@
 /* Qwen3-Next and Qwen3.5/3.6 (dense and MoE): three layers of gated delta rule to one of gated attention. Norms multiply by 1 + w, but for
  * the one inside the linear attention. Qwen3-Next packs its projections per key head; Qwen3.5 holds them apart, and its GGUF conversion
  * stores value heads tiled (head h uses key head h % k_heads) instead of grouped. */
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include <string.h>
 
 #define LIN "model.layers.{l}.linear_attn."
@@ -175,7 +175,47 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     return lm_linear(b, "attn.o", ctx, b->hp.hidden, b->hp.o_bias, true);
 }
 
-#define HYBRID .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, .params = params, .attention = attention
+/* Qwen3.5's conversion tiles whatever comes by value head. */
+static void tile(lm_b *b, const gdn *d, const char *role, uint32_t l, uint64_t first, uint64_t size, bool columns) {
+    lm_export_tensor *t = lm_export_find(b, role, l);
+    lm_tiles tiles = {.first = first, .size = size, .groups = d->nk, .per = d->nv / d->nk};
+    if (t && columns) t->cols = tiles;
+    else if (t) t->rows = tiles;
+}
+
+static void sections(lm_b *b) {
+    int64_t s[4] = {11, 11, 10, 0}; /* the class default */
+    const lm_value *v = lm_cfg_raw(b, "rope_parameters.mrope_section|rope_scaling.mrope_section", "rope.dimension_sections");
+    for (uint64_t i = 0; v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && i < v->arr.n && i < 4; i++) s[i] = ((const int64_t *)v->arr.data)[i];
+    lm_export_array(b, "rope.dimension_sections", LM_V_INT, s, 4);
+}
+
+static void to_gguf(lm_b *b) {
+    const gdn *d = b->own;
+    uint32_t n = b->hp.n_layers, qk = 2 * d->nk * d->dk;
+    bool tiled = !is(b, "qwen3_next");
+    lm_export_u32(b, "ssm.inner_size", d->nv * d->dv);
+    uint8_t *recurrent = lm_arena_alloc(b->g.p->arena, n);
+    for (uint32_t l = 0; l < n && recurrent; l++) {
+        recurrent[l] = b->hp.layer[l].recurrent;
+        lm_export_tensor *a = lm_export_find(b, "delta.A_log", l);
+        if (a) a->neg_exp = true;
+        if (!tiled || !recurrent[l]) continue;
+        tile(b, d, "delta.qkv", l, qk, d->dv, false);
+        tile(b, d, "delta.conv", l, qk, d->dv, false);
+        tile(b, d, "delta.z", l, 0, d->dv, false);
+        tile(b, d, "delta.a", l, 0, 1, false);
+        tile(b, d, "delta.b", l, 0, 1, false);
+        tile(b, d, "delta.A_log", l, 0, 1, false);
+        tile(b, d, "delta.dt", l, 0, 1, false);
+        tile(b, d, "delta.out", l, 0, d->dv, true);
+    }
+    if (!tiled || !recurrent) return;
+    lm_export_array(b, "attention.recurrent_layers", LM_V_BOOL, recurrent, n);
+    sections(b);
+}
+
+#define HYBRID .to_gguf = to_gguf, .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, .params = params, .attention = attention
 const lm_arch lm_arch_qwen3_next = {
     .name = "qwen3_next",
     .model_types = (const char *const[]){"qwen3_next", NULL},

@@ -63,6 +63,8 @@ static const pre_name names[] = {
     {"deepseek-v3", 0, 0, 0, {"\\p{N}{1,3}", "[一-龥぀-ゟ゠-ヿ]+", DEEPSEEK3}},
 };
 
+const char *lm_pre_name(uint32_t i) { return i < sizeof names / sizeof *names ? names[i].name : NULL; }
+
 lm_status lm_pre_by_name(lm_tokenizer *t, const char *name, lm_error *err, bool *add_bos) {
     const pre_name *p = NULL;
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)

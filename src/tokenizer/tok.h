@@ -218,6 +218,7 @@ lm_status lm_pretokenize(lm_encoder *e, bool first);
 /* ---- loading ---- */
 /* The steps that tokenizer.ggml.pre stands for. */
 lm_status lm_pre_by_name(lm_tokenizer *t, const char *name, lm_error *err, bool *add_bos);
+const char *lm_pre_name(uint32_t i); /* the names that are known, in order; NULL after the last */
 lm_status lm_tokenizer_from_gguf(const lm_source *s, lm_tokenizer **out, lm_error *err);
 lm_tokenizer *lm_tokenizer_new(void);
 lm_status lm_eos_add(lm_tokenizer *t, int64_t id, lm_error *err); /* once each; an id out of range is left out */

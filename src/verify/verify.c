@@ -17,6 +17,9 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
     const char *want = j->t->weights_sha256;
     *refuted = false;
     if (!want) return add(j, LM_OPEN, "binding", "the trace is of these weights", "", "unbound", "needs a trace that records weights_sha256", err);
+    const lm_value *from = lm_meta_get(&j->e->src->meta, "lemma.source_sha256"); /* in a GGUF that lemma wrote: the folder that it was made from */
+    if (from && from->kind == LM_V_STRING && !strcmp(from->str.s, want))
+        return add(j, LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", want), "of the folder that the file says it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
     *refuted = strcmp(hex, want) != 0;
     return add(j, *refuted ? LM_REFUTED : LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),

@@ -13,6 +13,7 @@
 #include <math.h>
 
 typedef struct lm_b lm_b;
+typedef struct lm_log lm_log;
 
 /* ---- names: role → tensor name in each format, without ".weight"/".bias". {l} is the layer, {e} the expert; '|' separates spellings.
  * HF names are written with the plain "model." prefix; multimodal packaging ("model.language_model.", "language_model.model.") and
@@ -90,6 +91,7 @@ typedef struct lm_arch {
     lm_val (*attention)(lm_b *b, uint32_t l, lm_val x);     /* normed x → attention's output */
     lm_val (*ffn)(lm_b *b, uint32_t l, lm_val x);           /* normed x → FFN's output */
     lm_val (*head)(lm_b *b, lm_val x);                      /* last layer → what the final norm gives; default: norm */
+    void (*to_gguf)(lm_b *b);                               /* writing GGUF: what the log of the build can't know (export.h) */
 } lm_arch;
 
 extern const lm_arch *const lm_archs[]; /* NULL-terminated, generated */
@@ -105,6 +107,7 @@ struct lm_b {
     uint8_t *key_used, *gen_used, *tensor_used; /* tensor_used: 1 read, 2 known and left unread (lm_unused) */
     uint32_t l;             /* current layer (roles' {l}) */
     void *own;              /* the family's own parameters, from the arena */
+    lm_log *log;            /* of what is read, for writing GGUF (export.h); NULL: none is kept */
 };
 
 /* The whole way: find the family, read the config, build, and refuse what nothing read. Skipped tensor groups (vision, audio, mtp …) are

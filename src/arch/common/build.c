@@ -1,4 +1,4 @@
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include "arch_list.h"
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +16,7 @@ static const char *const harmless[] = {
     "vocab_size", "chunk_size_feed_forward", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder", "prefix", "finetuning_task",
     "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "keys_to_ignore_at_inference", "scale_attn_weights", "n_ctx", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", NULL};
 /* GGUF keys (relative to the architecture) of the same kind. */
-static const char *const harmless_gguf[] = {"context_length", "vocab_size", "tensor_data_layout", "nextn_predict_layers", NULL};
+static const char *const harmless_gguf[] = {"context_length", "vocab_size", "lemma.source_sha256", "tensor_data_layout", "nextn_predict_layers", NULL};
 /* Tensor groups of a checkpoint that are not the text model, by prefix: skipped, and counted by name. */
 static const char *const not_text[] = {"visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.", "model.vision_model.", "multi_modal_projector.", "model.multi_modal_projector.", "model.embed_vision.", "embed_vision.",
                                        "audio_tower.", "model.audio_tower.", "model.embed_audio.", "embed_audio.", "mtp.", "model.mtp.", "v.", "mm.", "a.", NULL};
@@ -145,8 +145,8 @@ static void check_tensors(lm_b *b, lm_skipped *skipped, uint32_t *n_skipped) {
     }
 }
 
-lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err) {
-    lm_b b = {.src = src, .gguf = src->kind == LM_SOURCE_GGUF};
+static lm_status build(const lm_source *src, lm_log *log, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err) {
+    lm_b b = {.src = src, .gguf = src->kind == LM_SOURCE_GGUF, .log = log};
     b.arch = lm_arch_find(src, err);
     if (!b.arch) return LM_UNSUPPORTED;
     LM_TRY(lm_graph_init(&b.g, b.arch->name, err));
@@ -165,6 +165,7 @@ lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **
         lm_common_params(&b);
         if (lm_graph_ok(&b.g) && b.arch->params) b.arch->params(&b);
         if (lm_graph_ok(&b.g)) lm_decoder(&b);
+        if (log) lm_log_finish(&b);
         check_keys(&b);
         check_tensors(&b, skip, &n_skip);
     }
@@ -177,3 +178,9 @@ lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **
     if (skipped) *skipped = skip, *n_skipped = n_skip;
     return LM_OK;
 }
+
+lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err) {
+    return build(src, NULL, out, arch, skipped, n_skipped, err);
+}
+
+lm_status lm_arch_build_logged(const lm_source *src, lm_log *log, lm_program **out, lm_error *err) { return build(src, log, out, NULL, NULL, NULL, err); }

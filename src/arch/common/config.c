@@ -1,4 +1,4 @@
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -49,7 +49,10 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
         }
         const lm_value *v = take(b, key);
         if (!v && !b->gguf && b->prefix[0]) v = take(b, one); /* a multimodal config says some things at the top only */
-        if (v && !found) found = v;
+        if (v && !found) {
+            found = v;
+            if (b->log && !gguf) lm_log_raw(b, one, v);
+        }
     }
     return found;
 }
@@ -70,8 +73,7 @@ static bool as_int(const lm_value *v, int64_t *out) {
     return false;
 }
 
-uint32_t lm_cfg_u32(lm_b *b, const char *hf, const char *gguf, int64_t def, uint32_t min, uint32_t max) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+static uint32_t read_u32(lm_b *b, const char *hf, const char *gguf, const lm_value *v, int64_t def, uint32_t min, uint32_t max) {
     char name[200];
     int64_t i;
     if (!v) {
@@ -102,8 +104,14 @@ uint32_t lm_cfg_u32(lm_b *b, const char *hf, const char *gguf, int64_t def, uint
     return (uint32_t)i;
 }
 
-double lm_cfg_f64(lm_b *b, const char *hf, const char *gguf, double def) {
+uint32_t lm_cfg_u32(lm_b *b, const char *hf, const char *gguf, int64_t def, uint32_t min, uint32_t max) {
     const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    uint32_t u = read_u32(b, hf, gguf, v, def, min, max);
+    if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_INT, .i = u, .u = u}, v != NULL);
+    return u;
+}
+
+static double read_f64(lm_b *b, const char *hf, const char *gguf, const lm_value *v, double def) {
     char name[200];
     if (!v) {
         if (!isnan(def)) return def;
@@ -124,14 +132,27 @@ double lm_cfg_f64(lm_b *b, const char *hf, const char *gguf, double def) {
     return f;
 }
 
-bool lm_cfg_bool(lm_b *b, const char *hf, const char *gguf, bool def) {
+double lm_cfg_f64(lm_b *b, const char *hf, const char *gguf, double def) {
     const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    double f = read_f64(b, hf, gguf, v, def);
+    if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_FLOAT, .f = f}, v != NULL);
+    return f;
+}
+
+static bool read_bool(lm_b *b, const char *hf, const char *gguf, const lm_value *v, bool def) {
     if (!v) return def;
     if (v->kind != LM_V_BOOL) {
         wrong_type(b, hf, gguf, "true or false");
         return def;
     }
     return v->b;
+}
+
+bool lm_cfg_bool(lm_b *b, const char *hf, const char *gguf, bool def) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    bool on = read_bool(b, hf, gguf, v, def);
+    if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_BOOL, .b = on}, v != NULL);
+    return on;
 }
 
 const char *lm_cfg_str(lm_b *b, const char *hf, const char *gguf, const char *def) {
@@ -155,6 +176,7 @@ static bool check_count(lm_b *b, const char *hf, const char *gguf, const lm_valu
 bool lm_cfg_u32s(lm_b *b, const char *hf, const char *gguf, uint32_t *out, uint32_t n) {
     const lm_value *v = lm_cfg_raw(b, hf, gguf);
     if (!v) return false;
+    if (b->log && gguf) lm_log_value(b, gguf, *v, true);
     int64_t i = 0;
     if (v->kind == LM_V_ARRAY && v->elem == LM_V_INT) {
         if (!check_count(b, hf, gguf, v, n)) return false;
@@ -189,6 +211,7 @@ bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_
 bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t n) {
     const lm_value *v = lm_cfg_raw(b, hf, gguf);
     if (!v) return false;
+    if (b->log && gguf) lm_log_value(b, gguf, *v, true);
     if (v->kind != LM_V_ARRAY || v->elem != LM_V_BOOL) return (void)wrong_type(b, hf, gguf, "a list of booleans"), false;
     if (!check_count(b, hf, gguf, v, n)) return false;
     for (uint32_t k = 0; k < n; k++) out[k] = ((const uint8_t *)v->arr.data)[k] != 0;

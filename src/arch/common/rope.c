@@ -1,4 +1,4 @@
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -49,6 +49,9 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
         s.type = "yarn";
         s.beta_fast = lm_cfg_f64(b, NULL, "rope.scaling.yarn_beta_fast", 32.0);
         s.beta_slow = lm_cfg_f64(b, NULL, "rope.scaling.yarn_beta_slow", 1.0);
+        double own = lm_cfg_f64(b, "rope_attention_factor", NULL, -1.0); /* GGUF has keys for neither */
+        if (own >= 0.0) s.attention_factor = own;
+        s.truncate = lm_cfg_bool(b, "rope_truncate", NULL, true);
     } else if (!strcmp(type, "longrope")) {
         s.type = "longrope";
     } else {
@@ -162,7 +165,7 @@ static uint32_t longrope(lm_b *b, const lm_rope_spec *s, lm_rope *r, double *inv
     return lm_graph_rope(&b->g, r);
 }
 
-uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t *n_rot) {
+static uint32_t make_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t *n_rot) {
     *n_rot = 0;
     if (!lm_graph_ok(&b->g)) return LM_NONE;
     bool proportional = !strcmp(s->type, "proportional");
@@ -202,6 +205,12 @@ uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32
     if (strcmp(s->type, "default")) lm_graph_trait(&b->g, 2, "rope scaling %s", s->type);
     if (dim < head_dim) lm_graph_trait(&b->g, 2, "partial rotary %u of %u", dim, head_dim);
     return lm_graph_rope(&b->g, &r);
+}
+
+uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t *n_rot) {
+    uint32_t table = make_table(b, s, head_dim, n_rot);
+    if (b->log) lm_log_rope(b, s, head_dim, *n_rot, table);
+    return table;
 }
 
 void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s) { b->hp.layer[l].rope = lm_rope_table(b, s, b->hp.layer[l].dk, &b->hp.layer[l].n_rot); }

@@ -1,4 +1,4 @@
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -61,6 +61,13 @@ static void expand(lm_b *b, const char *spelling, size_t len, uint32_t e, const 
     }
     PUT("%s", suffix);
 #undef PUT
+}
+
+bool lm_gguf_name(lm_b *b, const char *role, const char *suffix, char *buf, size_t n) {
+    const lm_name *nm = find_name(b, role);
+    if (!nm || !nm->gguf) return false;
+    expand(b, nm->gguf, strcspn(nm->gguf, "|"), 0, suffix, buf, n);
+    return true;
 }
 
 /* The tensor of a role, NULL when absent; *shown gets the name first tried, for messages. suffix ".weight" also accepts the bare name. */
@@ -163,7 +170,9 @@ uint32_t lm_mat_parts(lm_b *b, const char *role, uint64_t total, uint64_t cols, 
     if (!s) return lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory reading the model");
     uint64_t rows = 0;
     for (uint32_t i = 0; i < n; rows += count[i++]) set_segment(&s[i], t, rows, count[i], part[i]);
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = n, .seg = s});
+    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = n, .seg = s});
+    if (b->log) lm_log_matrix(b, role, t, NULL, 1, false, total, cols, w);
+    return w;
 }
 
 uint32_t lm_mat_part(lm_b *b, const char *role, uint64_t total, uint64_t cols, uint64_t rows, lm_part part) {
@@ -208,7 +217,9 @@ uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uin
         }
         s->per_mat = each;
     }
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = n, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = n, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    if (b->log) lm_log_matrix(b, role, t, s->per_mat, n, true, total, cols, w);
+    return w;
 }
 
 uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t cols) {
@@ -231,7 +242,9 @@ uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t co
     own->file = UINT32_MAX;
     lm_segment *s = one_segment(b, own, rows, (lm_part){0});
     if (!s) return LM_NONE;
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    if (b->log) lm_log_matrix(b, role, own, NULL, 1, false, rows, cols, w);
+    return w;
 }
 
 /* ---- vectors -------------------------------------------------------------------------------------------------------------------*/
@@ -264,7 +277,9 @@ uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_m
             }
             v[m * count + i] = all[m * total + p.base + (j / group) * p.group_stride + (j % group) * step];
         }
-    return lm_graph_vec(&b->g, t->name, v, n_mat * count);
+    uint32_t vec = lm_graph_vec(&b->g, t->name, v, n_mat * count);
+    if (b->log) lm_log_vector(b, role, suffix, n_mat, count, vec);
+    return vec;
 }
 
 uint32_t lm_vec_of(lm_b *b, const char *role, const char *suffix, uint64_t n, bool plus_one, bool optional) {
@@ -275,7 +290,9 @@ uint32_t lm_vec_of(lm_b *b, const char *role, const char *suffix, uint64_t n, bo
     double *v = decode_all(b, t, n);
     if (!v) return LM_NONE;
     for (uint64_t i = 0; plus_one && i < n; i++) v[i] += 1.0;
-    return lm_graph_vec(&b->g, t->name, v, n);
+    uint32_t vec = lm_graph_vec(&b->g, t->name, v, n);
+    if (b->log) lm_log_vector(b, role, suffix, 1, n, vec);
+    return vec;
 }
 
 lm_val lm_linear(lm_b *b, const char *role, lm_val x, uint64_t rows, int bias, bool split) {
