@@ -10,16 +10,6 @@ static const lm_name names[] = {
 };
 static const char *const ignored[] = {"hidden_act", "attn_logit_softcapping", "_sliding_window_pattern", NULL};
 
-static double softcap(lm_b *b, const char *hf, const char *gguf, double absent) {
-    char key[96];
-    snprintf(key, sizeof key, "text_config.%s", hf);
-    bool written = b->gguf || lm_meta_get(&b->src->meta, hf) || lm_meta_get(&b->src->meta, key);
-    double c = lm_cfg_f64(b, hf, gguf, written && !b->gguf ? 0.0 : absent);
-    bool null = !lm_cfg_has(b, hf, gguf);
-    if (!null && !(c > 0.0)) lm_graph_fail(&b->g, LM_RANGE, hf, "is %g; a soft-cap must be a positive number", c);
-    return c;
-}
-
 /* q·k is scaled by query_pre_attn_scalar^−½; GGUF leaves it out: the head's size, but for one model of each generation. */
 static void query_scale(lm_b *b, uint32_t odd_layers) {
     lm_hparams *h = &b->hp;
@@ -42,14 +32,14 @@ static void common(lm_b *b, uint32_t period, uint32_t odd_layers) {
 static void params2(lm_b *b) {
     common(b, 2, 46);
     lm_rope_all(b, 1e4, 1.0);
-    b->hp.attn_softcap = softcap(b, "attn_logit_softcapping", "attn_logit_softcapping", 50.0);
-    b->hp.final_softcap = softcap(b, "final_logit_softcapping", "final_logit_softcapping", 30.0);
+    b->hp.attn_softcap = lm_gemma_softcap(b, "attn_logit_softcapping", "attn_logit_softcapping", 50.0);
+    b->hp.final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 30.0);
 }
 
 static void params3(lm_b *b) {
     lm_hparams *h = &b->hp;
     common(b, 6, 62);
-    h->final_softcap = softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
+    h->final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
     bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_theta", NULL) || lm_cfg_has(b, "rope_parameters.sliding_attention.rope_theta", NULL);
     lm_rope_spec full = lm_rope_read(b, nested ? "full_attention" : NULL, 1e6, 1.0);
     lm_rope_spec local = {.type = "default", .partial = 1.0, .factor = 1.0, .attention_factor = NAN, .dims = full.dims};

@@ -234,6 +234,12 @@ static lm_val head(lm_b *b, lm_val x) {
     return lm_norm_of(b, "norm", lm_op_scale(&b->g, "head.mean", sum, 1.0 / o->streams));
 }
 
+static void to_gguf(lm_b *b) {
+    const gemma3n *o = b->own;
+    lm_gemma_to_gguf(b);
+    lm_export_array(b, "activation_sparsity_scale", LM_V_FLOAT, o->cut, b->hp.n_layers);
+}
+
 const lm_arch lm_arch_gemma3n = {
     .name = "gemma3n",
     .model_types = (const char *const[]){"gemma3n_text", "gemma3n", NULL},
@@ -247,4 +253,5 @@ const lm_arch lm_arch_gemma3n = {
     .embed = embed,
     .layer = layer,
     .head = head,
+    .to_gguf = to_gguf,
 };

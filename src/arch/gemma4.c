@@ -176,6 +176,19 @@ static lm_val layer(lm_b *b, uint32_t l, lm_val x) {
     return lm_op_scale_vec(g, "out", x, lm_vec_of(b, "layer_scalar", ".weight", 1, false, false));
 }
 
+/* The plain keys are the full layers'. */
+static void to_gguf(lm_b *b) {
+    const lm_hparams *h = &b->hp;
+    lm_gemma_to_gguf(b);
+    for (uint32_t l = 0; l < h->n_layers; l++) {
+        const lm_layer_hp *a = &h->layer[l];
+        lm_export_u32(b, a->window ? "attention.key_length_swa" : "attention.key_length", a->dk);
+        lm_export_u32(b, a->window ? "attention.value_length_swa" : "attention.value_length", a->dv);
+        if (a->window) lm_export_u32(b, "rope.dimension_count_swa", a->n_rot);
+    }
+    lm_export_rope_freqs(b);
+}
+
 const lm_arch lm_arch_gemma4 = {
     .name = "gemma4",
     .model_types = (const char *const[]){"gemma4_text", "gemma4", NULL},
@@ -187,6 +200,7 @@ const lm_arch lm_arch_gemma4 = {
     .params = params_gemma4,
     .embed = embed,
     .layer = layer,
+    .to_gguf = to_gguf,
 };
 const lm_arch lm_arch_gemma4_unified = {
     .name = "gemma4_unified",
@@ -200,4 +214,5 @@ const lm_arch lm_arch_gemma4_unified = {
     .params = params_unified,
     .embed = embed,
     .layer = layer,
+    .to_gguf = to_gguf,
 };

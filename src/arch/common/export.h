@@ -43,7 +43,10 @@ bool lm_export_same(const lm_program *a, const lm_program *b, char *where, size_
 /* ---- for to_gguf hooks: later values replace earlier ones; keys are relative to the architecture -----------------------------------*/
 void lm_export_u32(lm_b *b, const char *key, uint32_t v);
 void lm_export_f32(lm_b *b, const char *key, double v);
-void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data, uint64_t n); /* int64_t[] or uint8_t (bool)[] */
+void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data, uint64_t n); /* int64_t[], double[] (as float32) or uint8_t (bool)[] */
+void lm_export_layers(lm_b *b, const char *key, const uint32_t *v); /* one number where every layer's is the same, else one per layer */
+void lm_export_forget(lm_b *b, const char *key); /* this key of the folder is said otherwise: there is no lemma.KEY */
+void lm_export_rope_freqs(lm_b *b); /* rope_freqs.weight even where there is nothing to divide */
 lm_export_tensor *lm_export_find(lm_b *b, const char *role, uint32_t layer); /* NULL when there is none */
 /* A new tensor under a role, for the hook to fill; NULL when there is one of that name, or no name. It may move the others. */
 lm_export_tensor *lm_export_add(lm_b *b, const char *role, const char *suffix, uint32_t layer);

@@ -91,3 +91,23 @@ lm_val lm_gemma_layer_input(lm_b *b, uint32_t l, lm_val x, lm_val inputs, uint32
     lm_val u = lm_op_gated(&b->g, "layer_input.act", lm_linear(b, "layer_input.gate", x, width, 0, false), own, b->hp.act, 0.0, 0.0);
     return lm_norm_of(b, "layer_input.norm", lm_linear(b, "layer_input.out", u, b->hp.hidden, 0, false));
 }
+
+void lm_gemma_to_gguf(lm_b *b) {
+    const lm_hparams *h = &b->hp;
+    uint32_t *kv = lm_arena_calloc(b->g.p->arena, 2 * (size_t)h->n_layers, sizeof *kv), *ffn = kv ? kv + h->n_layers : NULL;
+    uint8_t *slides = lm_arena_alloc(b->g.p->arena, h->n_layers);
+    if (!kv || !slides) {
+        lm_graph_fail(&b->g, LM_NOMEM, "layers", "out of memory");
+        return;
+    }
+    for (uint32_t l = 0; l < h->n_layers; l++) {
+        kv[l] = h->layer[l].kv_heads;
+        ffn[l] = h->layer[l].ffn;
+        slides[l] = h->layer[l].window != 0;
+    }
+    lm_export_layers(b, "attention.head_count_kv", kv);
+    lm_export_layers(b, "feed_forward_length", ffn);
+    lm_export_array(b, "attention.sliding_window_pattern", LM_V_BOOL, slides, h->n_layers);
+    lm_export_forget(b, "use_double_wide_mlp");
+    lm_export_forget(b, "vocab_size_per_layer_input");
+}

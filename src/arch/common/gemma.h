@@ -1,9 +1,9 @@
-/* What the later Gemma families (3n, 4) share beyond the recipe: soft-caps, attention with a normed value, shared caches, per-layer inputs. */
+/* What Gemma families share beyond the recipe: soft-caps (2, 3, 3n, 4); in 3n and 4, attention with a normed value, shared caches, per-layer inputs. */
 #ifndef LM_ARCH_GEMMA_H
 #define LM_ARCH_GEMMA_H
-#include "arch/common/arch.h"
+#include "arch/common/export.h"
 
-/* The final soft-cap: `absent` when the config has no such key, none when it says null; else it must be positive and finite. */
+/* A soft-cap: `absent` when the config has no such key, none when it says null; else it must be positive and finite. */
 double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent);
 
 /* What stands in the class for keys that the config leaves out: key/value heads, head size, FFN width; all read again into the layers. */
@@ -27,6 +27,9 @@ lm_val lm_gemma_layer_input(lm_b *b, uint32_t l, lm_val x, lm_val inputs, uint32
     {"layer_input.gate", "model.layers.{l}.per_layer_input_gate", "blk.{l}.inp_gate"}, \
     {"layer_input.out", "model.layers.{l}.per_layer_projection", "blk.{l}.proj"}, \
     {"layer_input.norm", "model.layers.{l}.post_per_layer_input_norm", "blk.{l}.post_norm"}
+
+/* Writing GGUF: which layers slide, and what differs from layer to layer. */
+void lm_gemma_to_gguf(lm_b *b);
 
 /* a * c, c rounded to bfloat16 in bfloat16 lanes when the reference rounds it. */
 lm_val lm_gemma_scale(lm_b *b, const char *name, lm_val a, double c, bool bf16);

@@ -49,14 +49,31 @@ void lm_export_f32(lm_b *b, const char *key, double v) { put(b, key, (lm_value){
 static void put_str(lm_b *b, const char *key, const char *s) { put(b, key, (lm_value){.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = GGUF_STRING}); }
 
 void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data, uint64_t n) {
-    size_t bytes = (size_t)n * (elem == LM_V_BOOL ? 1 : sizeof(int64_t));
+    size_t bytes = (size_t)n * (elem == LM_V_BOOL ? 1 : sizeof(int64_t)); /* or double */
     void *own = lm_arena_alloc(b->g.p->arena, bytes ? bytes : 1);
     if (!own) {
         lm_graph_fail(&b->g, LM_NOMEM, key, "out of memory");
         return;
     }
     memcpy(own, data, bytes);
-    put(b, key, (lm_value){.kind = LM_V_ARRAY, .elem = elem, .arr = {own, n}, .gguf_type = elem == LM_V_BOOL ? GGUF_BOOL : GGUF_I32});
+    for (uint64_t i = 0; elem == LM_V_FLOAT && i < n; i++) ((double *)own)[i] = (double)(float)((double *)own)[i];
+    put(b, key, (lm_value){.kind = LM_V_ARRAY, .elem = elem, .arr = {own, n}, .gguf_type = elem == LM_V_BOOL ? GGUF_BOOL : elem == LM_V_FLOAT ? GGUF_F32 : GGUF_I32});
+}
+
+void lm_export_layers(lm_b *b, const char *key, const uint32_t *v) {
+    uint32_t n = b->hp.n_layers;
+    int64_t *all = lm_arena_calloc(b->g.p->arena, n, sizeof *all);
+    bool same = true;
+    for (uint32_t l = 0; l < n && all; l++) all[l] = v[l], same &= v[l] == v[0];
+    if (!all) lm_graph_fail(&b->g, LM_NOMEM, key, "out of memory");
+    else if (same) lm_export_u32(b, key, v[0]);
+    else lm_export_array(b, key, LM_V_INT, all, n);
+}
+
+void lm_export_forget(lm_b *b, const char *key) {
+    lm_log *l = b->log;
+    for (uint32_t i = 0; i < l->n_keys; i++)
+        if (!strcmp(l->key[i].key, key)) l->key[i] = l->key[--l->n_keys];
 }
 
 /* Of "a|b": the first, but for the one key that says which norm it is about. */
@@ -114,14 +131,16 @@ void lm_log_raw(lm_b *b, const char *key, const lm_value *v) {
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------------------------*/
-/* Roles that GGUF stores apart: the n-th fetch of the first is the n-th of the others. */
+/* Roles that are written as they are used, not as they are stored: the n-th fetch of the first is the n-th of the others. */
 static const struct { const char *role, *apart[2]; } split[] = {
     {"moe.gate_up", {"moe.gate", "moe.up"}}, {"moe.down_all", {"moe.down", "moe.down"}}, {"delta.qkvz", {"delta.qkv", "delta.z"}},
+    {"layer_input.table", {"layer_input.table", "layer_input.table"}}, /* a row for every id, also where HF takes row 0 */
 };
 /* Suffixes that differ from HF's. */
-static const struct { const char *role, *suffix; } suffixes[] = {{"moe.bias", ".bias"}, {"attn.sinks", ".weight"}, {"delta.dt", ".bias"}, {"delta.A_log", ""}};
+static const struct { const char *role, *suffix; } suffixes[] = {{"moe.bias", ".bias"}, {"attn.sinks", ".weight"}, {"delta.dt", ".bias"}, {"delta.A_log", ""},
+                                                              {"moe.router_norm", ""}, {"moe.expert_scale", ""}};
 /* llama.cpp wants these in float32. */
-static const char *const float_roles[] = {"moe.router", "moe.shared.router", "positions", "delta.conv"};
+static const char *const float_roles[] = {"moe.router", "moe.shared.router", "positions", "delta.conv", "altup.router", "altup.predict", "altup.correct"};
 
 /* Role in GGUF of this fetch; *apart: it is stored as one logical matrix. */
 static const char *gguf_role(lm_b *b, const char *role, const char *suffix, bool *apart) {
@@ -284,6 +303,14 @@ static void frequencies(lm_b *b, const lm_log_table *t) {
     for (uint32_t i = 0; i < r->n_pairs; i++)
         d[i] = r->inv_freq[i] == 0.0 ? 1e30 : divisor(1.0 / pow(theta, 2.0 * i / t->n_rot), r->inv_freq[i], t->spec.factor);
     factors(b, "rope_freqs.weight", d, r->n_pairs);
+}
+
+void lm_export_rope_freqs(lm_b *b) {
+    const lm_log_table *t = main_table(b);
+    const lm_export *x = b->log->x;
+    for (uint32_t i = 0; i < x->n_tensors; i++)
+        if (!strcmp(x->tensor[i].name, "rope_freqs.weight")) return;
+    if (t) frequencies(b, t);
 }
 
 static void finish_rope(lm_b *b) {

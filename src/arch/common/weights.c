@@ -187,6 +187,15 @@ static bool is_apart(lm_b *b, const char *role) {
     return !b->gguf && nm && nm->hf && strstr(nm->hf, "{e}") != NULL;
 }
 
+/* The whole stack of which one matrix was fetched: GGUF holds it as one tensor. */
+static void log_stack(lm_b *b, const char *role, uint32_t n, uint64_t rows, uint64_t cols, const lm_tensor *first, bool apart, uint32_t w) {
+    const lm_tensor **each = apart ? lm_arena_calloc(b->g.p->arena, n, sizeof *each) : NULL;
+    if (apart && !each) lm_graph_fail(&b->g, LM_NOMEM, first->name, "out of memory");
+    for (uint32_t e = 0; e < n && each; e++)
+        if (!(each[e] = need(b, role, e, ".weight")) || !want_shape(b, each[e], 2, (const uint64_t[]){rows, cols})) return;
+    lm_log_matrix(b, role, first, each, n, true, rows, cols, w);
+}
+
 uint32_t lm_mat_of_stack(lm_b *b, const char *role, uint32_t n, uint32_t i, uint64_t rows, uint64_t cols) {
     bool apart = is_apart(b, role);
     const lm_tensor *t = need(b, role, apart ? i : 0, ".weight");
@@ -194,7 +203,9 @@ uint32_t lm_mat_of_stack(lm_b *b, const char *role, uint32_t n, uint32_t i, uint
     if (!t || !want_shape(b, t, apart ? 2 : 3, apart ? shape + 1 : shape)) return LM_NONE;
     lm_segment *s = one_segment(b, t, rows, (lm_part){.base = apart ? 0 : i * rows});
     if (!s) return LM_NONE;
-    return lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    if (b->log && i == 0) log_stack(b, role, n, rows, cols, t, apart, w);
+    return w;
 }
 
 uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uint64_t cols, uint64_t rows, lm_part part) {
