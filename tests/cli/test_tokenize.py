@@ -35,6 +35,28 @@ refused("tokenize", LLAMA_GGUF, "a", "--what", says=["--what"])
 refused("tokenize", os.path.join(LLAMA, "config.json"), "a", says=["config.json"])
 check("help", "--decode" in good("tokenize", "-h"))
 
+# a tokenizer.json that adds BOS and has a token to be recognised in text
+SMALL = {
+    "version": "1.0", "truncation": None, "padding": None, "normalizer": None, "decoder": {"type": "ByteLevel"},
+    "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+    "added_tokens": [{"id": i, "content": c, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+                     for i, c in ((4, "<s>"), (5, "<|end|>"))],
+    "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+                       "pair": [], "special_tokens": {"<s>": {"id": "<s>", "ids": [4], "tokens": ["<s>"]}}},
+    "model": {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None, "end_of_word_suffix": None,
+              "fuse_unk": False, "byte_fallback": False, "ignore_merges": False, "vocab": {"a": 0, "b": 1, "ab": 2, "aba": 3},
+              "merges": ["a b", "ab a"]},
+}
+with tempfile.TemporaryDirectory() as tmp:
+    small = os.path.join(tmp, "tokenizer.json")
+    with open(small, "w") as f:
+        json.dump(SMALL, f)
+    check("BOS is added", good("tokenize", small, "abab<|end|>b", "--ids") == "4,2,2,5,1\n", good("tokenize", small, "abab<|end|>b", "--ids"))
+    check("and left out", good("tokenize", small, "abab<|end|>b", "--ids", "--no-special") == "2,2,5,1\n")
+    check("the lines", good("tokenize", small, "ab") == '4\t"<s>"\n2\t"ab"\n')
+    check("decoding with and without", (good("tokenize", small, "--decode", "4,3,5"), good("tokenize", small, "--decode", "4, 3, 5",
+          "--no-special")) == ("<s>aba<|end|>\n", "aba\n"))
+
 # a real vocabulary: the ids that transformers' tokenizer gave
 model = demo_model()
 if model:
