@@ -127,9 +127,9 @@ def lemma(*args, timeout=120, **kw):
     return subprocess.run([LEMMA, *map(str, args)], capture_output=True, text=True, errors="replace", timeout=timeout, cwd=ROOT, **kw)
 
 
-def verify(folder, *args):
+def verify(folder, *args, **kw):
     """(exit status, claims or None, stderr) of lemma verify --json."""
-    r = lemma("verify", folder, "--json", *args)
+    r = lemma("verify", folder, "--json", *args, **kw)
     return r.returncode, json.loads(r.stdout)["claims"] if r.stdout else None, r.stderr.strip()
 
 
