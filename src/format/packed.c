@@ -1,14 +1,15 @@
 /* Folds packed safetensors checkpoints: each weight that is stored as several tensors becomes one (tensor/packed.h reads it). The layouts:
- *   mxfp4 (gpt-oss)  X_blocks U8 [E, rows, cols/32, 16], X_scales U8 [E, rows, cols/32] → X [E, rows, cols]. A scale of 255 is 2^128, as in
- *                    transformers (the OCP format has NaN there).
- *   fp8              X F8 [.., rows, cols], X_scale_inv or X_scale: one number, or one per row, or one per block of weight_block_size, the
- *                    blocks at the edges being cut short (as DeepSeek's reference does; transformers' dequantizer divides the rows evenly).
- *   gptq             X.qweight I32 [cols/per, rows], X.qzeros I32 [groups, rows/per], X.scales [groups, rows], X.g_idx I32 [cols] → X.weight,
- *                    (q - (z + 1)) * scale; gptq_v2: (q - z) * scale. A stored z of all ones counts as 2^bits, as in the exllama kernels;
- *                    AutoGPTQ wraps it to 0 and GPTQModel carries into the next zero. Quantizers don't write it on purpose.
- *   awq (gemm)       X.qweight I32 [cols, rows/8], X.qzeros I32 [groups, rows/8], X.scales [groups, rows] → X.weight, (q - z) * scale
- *   compressed-tensors  X.weight I8 or F8 [rows, cols], or X.weight_packed I32 [rows, cols/per] with X.weight_shape; X.weight_scale per tensor,
- *                    row, group or block; X.weight_zero_point I8, or packed I32 [rows/per, groups]; X.weight_g_idx I32 [cols]
+ * - mxfp4 (gpt-oss): X_blocks U8 [E, rows, cols/32, 16] and X_scales U8 [E, rows, cols/32] become X [E, rows, cols]. A scale of 255 is
+ *   2^128, as in transformers and GGUF (the OCP format has NaN there).
+ * - fp8: X F8 [.., rows, cols] with X_scale_inv or X_scale: one number, or one per row, or one per block of weight_block_size; blocks
+ *   at the edges are cut short (as in DeepSeek's reference; transformers' dequantizer divides the rows evenly).
+ * - gptq: X.qweight I32 [cols/per, rows], X.qzeros I32 [groups, rows/per], X.scales [groups, rows], X.g_idx I32 [cols] become X.weight,
+ *   (q - (z + 1)) * scale; gptq_v2: (q - z) * scale. A stored z of all ones counts as 2^bits, as in AutoGPTQ's own PyTorch path; other
+ *   readers wrap it to 0 or carry into the next zero. Quantizers don't write it on purpose.
+ * - awq (gemm): X.qweight I32 [cols, rows/8], X.qzeros I32 [groups, rows/8], X.scales [groups, rows] become X.weight, (q - z) * scale.
+ * - compressed-tensors: X.weight I8 or F8 [rows, cols], or X.weight_packed I32 [rows, cols/per] with X.weight_shape; X.weight_scale per
+ *   tensor, row, group or block; X.weight_zero_point I8, or packed I32 [rows/per, groups]; X.weight_g_idx I32 [cols].
+ *
  * All of it is exact; the libraries compute in float16 or bfloat16 and round there. Scales of activations (X.input_scale …) are accepted
  * and left alone: they say how a kernel quantizes its input, and dequantizing weights, in transformers as here, doesn't read them.
  */
@@ -201,10 +202,14 @@ static bool is_symmetric_half(const lm_packed *p) {
 
 static void choose_emit(weight *w, uint64_t cols) {
     lm_packed *p = &w->p;
-    if (!whole_blocks(p, cols)) p->emit = exact_in_f32(p) ? LM_EMIT_F32 : LM_EMIT_F64;
-    else if (p->layout == LM_CODES_FP8) p->emit = LM_EMIT_FP8;
-    else if (p->bits == 4) p->emit = is_symmetric_half(p) ? LM_EMIT_Q4_0 : LM_EMIT_INT4;
-    else p->emit = is_symmetric_half(p) ? LM_EMIT_Q8_0 : LM_EMIT_INT8;
+    if (!whole_blocks(p, cols))
+        p->emit = exact_in_f32(p) ? LM_EMIT_F32 : LM_EMIT_F64;
+    else if (p->layout == LM_CODES_FP8)
+        p->emit = LM_EMIT_FP8;
+    else if (p->bits == 4)
+        p->emit = is_symmetric_half(p) ? LM_EMIT_Q4_0 : LM_EMIT_INT4;
+    else
+        p->emit = is_symmetric_half(p) ? LM_EMIT_Q8_0 : LM_EMIT_INT8;
 }
 
 static const lm_dtype *emit_type(const lm_packed *p) {
@@ -300,7 +305,8 @@ static lm_status fold_gptq(weight *w) {
     p->group = group_size(w->f, cols, groups);
     if (!awq && (g = part(w, ".g_idx"))) LM_TRY(set_g_idx(w, g, cols));
     if (!p->group && !p->g_idx)
-        return bad(w->f, s, "%" PRIu64 " groups of %" PRIu64 " columns don't fit the config's group size %" PRId64, groups, cols, q->group[0]);
+        return bad(w->f, s, "%" PRIu64 " groups of %" PRIu64 " columns don't fit the config's group size %" PRId64, groups, cols,
+                   q->group[0]);
     w->t.rank = 2;
     w->t.dim[0] = rows;
     w->t.dim[1] = cols;
@@ -383,19 +389,28 @@ static const struct companion {
     lm_quant_method method;
     const char *suffix;
 } companions[] = {
-    {LM_QUANT_MXFP4, "_scales"},    {LM_QUANT_FP8, "_scale_inv"},      {LM_QUANT_FP8, ".weight_scale"}, {LM_QUANT_FP8, ".input_scale"},
-    {LM_QUANT_FP8, "activation_scale"}, {LM_QUANT_GPTQ, ".qzeros"},    {LM_QUANT_GPTQ, ".scales"},      {LM_QUANT_GPTQ, ".g_idx"},
-    {LM_QUANT_AWQ, ".qzeros"},      {LM_QUANT_AWQ, ".scales"},         {LM_QUANT_CT, ".weight_scale"},  {LM_QUANT_CT, ".weight_zero_point"},
-    {LM_QUANT_CT, ".weight_shape"}, {LM_QUANT_CT, ".weight_g_idx"},    {LM_QUANT_CT, ".input_scale"},   {LM_QUANT_CT, ".input_zero_point"},
+    {LM_QUANT_MXFP4, "_scales"},        {LM_QUANT_FP8, "_scale_inv"},       {LM_QUANT_FP8, ".weight_scale"},
+    {LM_QUANT_FP8, ".input_scale"},     {LM_QUANT_FP8, "activation_scale"}, {LM_QUANT_GPTQ, ".qzeros"},
+    {LM_QUANT_GPTQ, ".scales"},         {LM_QUANT_GPTQ, ".g_idx"},          {LM_QUANT_AWQ, ".qzeros"},
+    {LM_QUANT_AWQ, ".scales"},          {LM_QUANT_CT, ".weight_scale"},     {LM_QUANT_CT, ".weight_zero_point"},
+    {LM_QUANT_CT, ".weight_shape"},     {LM_QUANT_CT, ".weight_g_idx"},     {LM_QUANT_CT, ".input_scale"},
+    {LM_QUANT_CT, ".input_zero_point"},
 };
+
+static const struct companion *companion_of(const fold *f, const char *name) {
+    for (size_t c = 0; c < sizeof companions / sizeof *companions; c++)
+        if (companions[c].method == f->q.method && ends(name, companions[c].suffix)) return &companions[c];
+    return NULL;
+}
 
 static lm_status fold_one(fold *f, const lm_tensor *codes, const struct kind *k, lm_status (*how)(weight *)) {
     lm_arena *a = f->s->arena;
     weight w = {.f = f, .codes = codes, .p = {.codes = codes}, .t = {.file = codes->file, .offset = codes->offset}};
     const int n = (int)(strlen(codes->name) - (k ? strlen(k->cut) : 0));
+    if (strlen(codes->name) > 900) return bad(f, codes, "a name of over 900 bytes");
     w.base = lm_arena_printf(a, "%.*s%s", n, codes->name, k ? k->base_keeps : "");
-    if (n > 900) return bad(f, codes, "a name of over 900 bytes");
-    if (!w.base || !(w.t.name = lm_arena_printf(a, "%s%s", w.base, k ? k->add : ""))) return lm_fail_nomem(f->err, "a tensor's name", (uint64_t)n);
+    if (!w.base || !(w.t.name = lm_arena_printf(a, "%s%s", w.base, k ? k->add : "")))
+        return lm_fail_nomem(f->err, "a tensor's name", (uint64_t)n);
     take(&w, codes);
     LM_TRY(how(&w));
     lm_packed *p = lm_arena_alloc(a, sizeof *p);
@@ -414,6 +429,7 @@ static lm_status fold_codes(fold *f) {
             if (kinds[j].method == f->q.method && ends(t->name, kinds[j].cut)) k = &kinds[j];
         bool bytes = (f->q.method == LM_QUANT_FP8 || f->q.method == LM_QUANT_CT) && is_fp8(t);
         bytes |= f->q.method == LM_QUANT_CT && is_type(t, "I8") && ends(t->name, ".weight");
+        bytes &= !companion_of(f, t->name); /* zero points may be FP8 too */
         if (k || bytes) LM_TRY(fold_one(f, t, k, k ? k->fold : fold_bytes));
     }
     return LM_OK;
@@ -445,9 +461,8 @@ static lm_status finish(fold *f) {
     for (uint32_t i = 0; i < f->s->n_tensors; i++) {
         const lm_tensor *t = &f->s->tensor[i];
         if (f->used[i]) continue;
-        for (size_t c = 0; c < sizeof companions / sizeof *companions; c++)
-            if (companions[c].method == f->q.method && ends(t->name, companions[c].suffix))
-                return bad(f, t, "a %s companion (*%s) without the codes it belongs to", f->q.name, companions[c].suffix);
+        const struct companion *c = companion_of(f, t->name);
+        if (c) return bad(f, t, "a %s companion (*%s) without the codes it belongs to", f->q.name, c->suffix);
         f->out[f->n++] = *t;
     }
     qsort(f->out, f->n, sizeof *f->out, by_name);

@@ -11,13 +11,13 @@ enum { LM_QUANT_GROUPS = 16 };
 
 typedef struct lm_quant_config {
     lm_quant_method method;
-    const char *name;       /* quant_method, as written */
-    uint32_t bits;          /* GPTQ, AWQ; 0: told by the shapes */
+    const char *name;               /* quant_method, as written */
+    uint32_t bits;                  /* GPTQ, AWQ; 0: told by the shapes */
     int64_t group[LM_QUANT_GROUPS]; /* the group sizes that occur; -1: the whole row. GPTQ and AWQ have just one */
     uint32_t n_groups;
-    bool zero_is_less_one;  /* GPTQ's first format stores zero point - 1 */
+    bool zero_is_less_one;      /* GPTQ's first format stores zero point - 1 */
     bool symmetric, asymmetric; /* compressed-tensors: some scheme has no zero points; some has */
-    bool has_block;         /* FP8: scales of block[0] x block[1] elements */
+    bool has_block;             /* FP8: scales of block[0] x block[1] elements */
     uint64_t block[2];
     const char *activations; /* how the checkpoint's authors run its activations ("dynamic"), or NULL */
 } lm_quant_config;

@@ -24,14 +24,41 @@ static const rule fp8_rules[] = {
     {"dequantize", NULL},
     {NULL, NULL},
 };
-/* How the quantizer went about it, and which kernels its makers like. */
-#define HOW \
-    {"modules_to_not_convert", NULL}, {"backend", NULL}, {"exllama_config*", NULL}, {"use_exllama", NULL}, {"disable_exllama", NULL}, \
-        {"max_input_length", NULL}, {"dataset", NULL}, {"tokenizer", NULL}, {"batch_size", NULL}, {"pad_token_id", NULL}, {"meta*", NULL}, \
-        {"damp_percent", NULL}, {"damp_auto_increment", NULL}, {"true_sequential", NULL}, {"desc_act", NULL}, {"act_group_aware", NULL}, \
-        {"sym", NULL}, {"model_seqlen", NULL}, {"block_name_to_quantize", NULL}, {"cache_block_outputs", NULL}, \
-        {"module_name_preceding_first_block", NULL}, {"modules_in_block_to_quantize", NULL}, {"model_name_or_path", NULL}, \
-        {"model_file_base_name", NULL}, {"modules_to_fuse", NULL}, {"do_fuse", NULL}, {"fuse_max_seq_len", NULL}, {"lm_head", NULL}
+/* GPTQ and AWQ: how the quantizer went about it, and which kernels its makers like. */
+static const rule how_rules[] = {
+    {"modules_to_not_convert", NULL},
+    {"backend", NULL},
+    {"exllama_config*", NULL},
+    {"use_exllama", NULL},
+    {"disable_exllama", NULL},
+    {"max_input_length", NULL},
+    {"dataset", NULL},
+    {"tokenizer", NULL},
+    {"batch_size", NULL},
+    {"pad_token_id", NULL},
+    {"meta*", NULL},
+    {"damp_percent", NULL},
+    {"damp_auto_increment", NULL},
+    {"true_sequential", NULL},
+    {"static_groups", NULL},
+    {"desc_act", NULL},
+    {"act_group_aware", NULL},
+    {"sym", NULL},
+    {"mse", NULL},
+    {"model_seqlen", NULL},
+    {"block_name_to_quantize", NULL},
+    {"cache_block_outputs", NULL},
+    {"module_name_preceding_first_block", NULL},
+    {"modules_in_block_to_quantize", NULL},
+    {"model_name_or_path", NULL},
+    {"model_file_base_name", NULL},
+    {"modules_to_fuse", NULL},
+    {"do_fuse", NULL},
+    {"fuse_max_seq_len", NULL},
+    {"lm_head", NULL},
+    {"use_cuda_fp16", NULL},
+    {NULL, NULL},
+};
 static const rule gptq_rules[] = {
     {"bits", "4|8"},
     {"group_size", NULL}, /* read below */
@@ -41,23 +68,13 @@ static const rule gptq_rules[] = {
     {"is_marlin_format", "false"},
     {"pack_dtype", "int32"},
     {"dynamic.-:*", NULL}, /* modules left alone; any other rule of `dynamic` changes bits or groups */
-    {"static_groups", NULL},
-    {"use_cuda_fp16", NULL},
-    {"mse", NULL},
     {"rotation", ""},
     {"adapter", ""},
-    HOW,
     {NULL, NULL},
 };
 static const rule awq_rules[] = {
-    {"bits", "4"},
-    {"group_size", NULL}, /* read below */
-    {"zero_point", "true"},
-    {"version", "gemm"},
-    {"format", "gemm"},
-    {"method", "awq"},
-    HOW,
-    {NULL, NULL},
+    {"bits", "4"},          {"group_size", NULL}, /* read below */
+    {"zero_point", "true"}, {"version", "gemm"},  {"format", "gemm"}, {"method", "awq"}, {NULL, NULL},
 };
 static const rule ct_rules[] = {
     {"format", "int-quantized|float-quantized|naive-quantized|pack-quantized|mixed-precision|dense"},
@@ -74,7 +91,8 @@ static const rule ct_rules[] = {
     {"config_groups", "{}"},
     {NULL, NULL},
 };
-static const rule ct_group_rules[] = { /* below config_groups.NAME. */
+static const rule ct_group_rules[] = {
+    /* below config_groups.NAME. */
     {"targets", NULL},
     {"format", "int-quantized|float-quantized|naive-quantized|pack-quantized|dense"},
     {"weights.num_bits", "4|8"},
@@ -95,10 +113,11 @@ static const rule ct_group_rules[] = { /* below config_groups.NAME. */
 static const struct method {
     const char *name;
     lm_quant_method method;
-    const rule *rules;
+    const rule *rules, *more; /* more may be NULL */
 } methods[] = {
-    {"mxfp4", LM_QUANT_MXFP4, mxfp4_rules}, {"fp8", LM_QUANT_FP8, fp8_rules},          {"gptq", LM_QUANT_GPTQ, gptq_rules},
-    {"awq", LM_QUANT_AWQ, awq_rules},       {"compressed-tensors", LM_QUANT_CT, ct_rules},
+    {"mxfp4", LM_QUANT_MXFP4, mxfp4_rules, NULL},        {"fp8", LM_QUANT_FP8, fp8_rules, NULL},
+    {"gptq", LM_QUANT_GPTQ, gptq_rules, how_rules},      {"awq", LM_QUANT_AWQ, awq_rules, how_rules},
+    {"compressed-tensors", LM_QUANT_CT, ct_rules, NULL},
 };
 enum { METHODS = sizeof methods / sizeof *methods };
 
@@ -135,17 +154,24 @@ static bool key_is(const char *pattern, const char *key) {
     return n && pattern[n - 1] == '*' ? !strncmp(pattern, key, n - 1) : !strcmp(pattern, key);
 }
 
+static const rule *find(const rule *rules, const char *rel) {
+    for (; rules && rules->key; rules++)
+        if (key_is(rules->key, rel)) return rules;
+    return NULL;
+}
+
 static lm_status check(const reader *r, const rule *rules, const lm_meta_entry *e, const char *rel) {
     char buf[32];
-    const rule *x = rules;
-    while (x->key && !key_is(x->key, rel)) x++;
-    if (!x->key)
+    const rule *x = find(rules, rel);
+    if (!x) x = find(r->method->more, rel);
+    if (!x)
         return lm_fail_at(r->err, LM_UNSUPPORTED, r->file, LM_NO_OFFSET, e->key,
                           "this key of a %s checkpoint is not understood by lemma; reading the weights without it could change them",
                           r->method->name);
     if (!x->values || allowed(x->values, text_of(&e->value, buf))) return LM_OK;
-    return lm_fail_at(r->err, LM_UNSUPPORTED, r->file, LM_NO_OFFSET, e->key, "\"%.60s\" is not supported in a %s checkpoint (supported: %s)",
-                      text_of(&e->value, buf), r->method->name, *x->values ? x->values : "nothing");
+    return lm_fail_at(r->err, LM_UNSUPPORTED, r->file, LM_NO_OFFSET, e->key,
+                      "\"%.60s\" is not supported in a %s checkpoint (supported: %s)", text_of(&e->value, buf), r->method->name,
+                      *x->values ? x->values : "nothing");
 }
 
 static lm_status add_group(const reader *r, const lm_meta_entry *e) {
@@ -191,7 +217,8 @@ static lm_status one_key(const reader *r, const lm_meta_entry *e, const char *re
     if (!strcmp(rel, "activation_scheme")) q->activations = e->value.str.s;
     if (group && !strcmp(group + 1, "input_activations.dynamic"))
         q->activations = e->value.kind == LM_V_BOOL && !e->value.b ? "static" : "dynamic";
-    if (group && !strcmp(group + 1, "weights.symmetric")) *(e->value.kind == LM_V_BOOL && !e->value.b ? &q->asymmetric : &q->symmetric) = true;
+    if (group && !strcmp(group + 1, "weights.symmetric"))
+        *(e->value.kind == LM_V_BOOL && !e->value.b ? &q->asymmetric : &q->symmetric) = true;
     return LM_OK;
 }
 
@@ -235,7 +262,8 @@ static lm_status find_prefix(reader *r) {
         bool here = false;
         for (uint32_t i = 0; i < r->m->n && !here; i++) here = !strncmp(r->m->entry[i].key, places[p], strlen(places[p]));
         if (here && r->prefix)
-            return lm_fail_at(r->err, LM_UNSUPPORTED, r->file, LM_NO_OFFSET, places[p], "two quantization sections: %s and %s", r->prefix, places[p]);
+            return lm_fail_at(r->err, LM_UNSUPPORTED, r->file, LM_NO_OFFSET, places[p], "two quantization sections: %s and %s", r->prefix,
+                              places[p]);
         if (here) r->prefix = places[p];
     }
     return LM_OK;

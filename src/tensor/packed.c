@@ -30,9 +30,7 @@ static int32_t zero_at(const lm_packed *p, uint64_t row, uint64_t g) {
         w = word(p->zero, g * (p->rows / per) + row / per);
         shift = p->layout == LM_CODES_AWQ ? awq_shift(row) : (uint32_t)(row % per) * p->bits;
         return (int32_t)(w >> shift & mask) + p->zero_base;
-    case LM_ZEROS_DOWN:
-        w = word(p->zero, row / per * p->groups + g);
-        return (int32_t)(w >> (row % per * p->bits) & mask) + p->zero_base;
+    case LM_ZEROS_DOWN: w = word(p->zero, row / per * p->groups + g); return (int32_t)(w >> (row % per * p->bits) & mask) + p->zero_base;
     case LM_ZEROS_I8: return (int8_t)p->zero->data[scale_index(p, row, g)] + p->zero_base;
     case LM_ZEROS_NONE: break;
     }
@@ -137,6 +135,7 @@ void lm_packed_read(const lm_tensor *t, uint64_t row, uint64_t col, uint64_t n, 
             continue;
         }
         uint64_t g = group_at(p, k); /* that of all 32: whoever chose the dtype saw to it */
-        dst += put_block(p, q, lm_packed_scale_at(p->scale, scale_index(p, row, g)), p->layout == LM_CODES_FP8 ? 0 : zero_at(p, row, g), dst);
+        dst +=
+            put_block(p, q, lm_packed_scale_at(p->scale, scale_index(p, row, g)), p->layout == LM_CODES_FP8 ? 0 : zero_at(p, row, g), dst);
     }
 }

@@ -1,5 +1,5 @@
 /* A weight that a checkpoint stores as several tensors (codes, scales, zero points, a group index), seen as one. format/ makes it at open
- * and has checked every shape and index; here a run of one row becomes blocks of the logical tensor's dtype. Immutable; any thread may read.
+ * and has checked every shape and index; here a run of one row becomes blocks of the logical tensor's dtype. Immutable.
  *
  * The value of an element is (code - zero) * scale for integer codes and code * scale for FP8, exactly. A row's column k belongs to group
  * g_idx[k], or k / group.
@@ -25,14 +25,14 @@ typedef enum lm_packed_zeros {
 } lm_packed_zeros;
 
 typedef enum lm_packed_emit { /* the dtype that rows are written in */
-    LM_EMIT_MXFP4,
-    LM_EMIT_INT4,
-    LM_EMIT_Q4_0,
-    LM_EMIT_INT8,
-    LM_EMIT_Q8_0,
-    LM_EMIT_FP8,
-    LM_EMIT_F32, /* where it is exact */
-    LM_EMIT_F64,
+                              LM_EMIT_MXFP4,
+                              LM_EMIT_INT4,
+                              LM_EMIT_Q4_0,
+                              LM_EMIT_INT8,
+                              LM_EMIT_Q8_0,
+                              LM_EMIT_FP8,
+                              LM_EMIT_F32, /* where it is exact */
+                              LM_EMIT_F64,
 } lm_packed_emit;
 
 enum { LM_PACKED_PARTS = 8 };
@@ -41,11 +41,11 @@ typedef struct lm_packed {
     lm_packed_codes layout;
     lm_packed_zeros zeros;
     lm_packed_emit emit;
-    uint32_t bits;       /* of an integer code: 4 or 8 */
-    bool e5m2;           /* FP8 codes: not E4M3 */
+    uint32_t bits; /* of an integer code: 4 or 8 */
+    bool e5m2;     /* FP8 codes: not E4M3 */
     int32_t zero_base;
-    uint64_t rows;       /* of one matrix (a stack of experts has several) */
-    uint64_t group;      /* columns per group, without g_idx */
+    uint64_t rows;                                 /* of one matrix (a stack of experts has several) */
+    uint64_t group;                                /* columns per group, without g_idx */
     const lm_tensor *codes, *scale, *zero, *g_idx; /* zero and g_idx may be NULL */
     /* the scale of (matrix m, row r, group g) is element m*mat_stride + r/row_div*row_stride + g*group_stride */
     uint64_t mat_stride, row_div, row_stride, group_stride, groups;
