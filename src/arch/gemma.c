@@ -1,7 +1,6 @@
 /* Gemma 2 and 3: embedding × √hidden, norms of 1 + w before and after each sublayer, windows on most layers, soft-caps (2), QK-norm and a
  * rope base of its own for the windowed layers (3). */
-#include "arch/common/arch.h"
-#include <stdio.h>
+#include "arch/common/gemma.h"
 
 static const lm_name names[] = {
     {"attn.post_norm", "model.layers.{l}.post_attention_layernorm", "blk.{l}.post_attention_norm"},
