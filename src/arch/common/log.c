@@ -88,7 +88,7 @@ void lm_log_value(lm_b *b, const char *gguf, lm_value v, bool found) {
     if (!b->log->x || gguf[0] == '=') return;
     spelling(b, gguf, key, sizeof key);
     if (!strcmp(key, "attention.sliding_window") || !strcmp(key, "attention.key_length") || !strcmp(key, "attention.value_length") || !strcmp(key, "expert_gating_func")) return; /* finish_common */
-    if (v.kind == LM_V_INT && !v.i && !found) return;
+    if (v.kind == LM_V_INT && !v.i && !found && strcmp(key, "nextn_predict_layers")) return;
     if (v.kind == LM_V_FLOAT && v.f == 0.0 && (!found || strstr(key, "softcapping"))) return;
     if (v.kind == LM_V_INT) lm_export_u32(b, key, (uint32_t)v.i);
     else if (v.kind == LM_V_FLOAT) lm_export_f32(b, key, v.f);
@@ -354,6 +354,7 @@ static void finish_common(lm_b *b) {
         lm_export_u32(b, "attention.key_length", a->dk);
         lm_export_u32(b, "attention.value_length", a->dv);
     }
+    if (a->ffn) lm_export_u32(b, "feed_forward_length", a->ffn);
     for (uint32_t l = 0; l < h->n_layers; l++)
         if (h->layer[l].window) lm_export_u32(b, "attention.sliding_window", h->layer[l].window);
     if (h->moe.n && h->moe.score == LM_ROUTE_SIGMOID) lm_export_u32(b, "expert_gating_func", 2);
