@@ -1,8 +1,8 @@
 /* lemma dump: what a run computes, as a trace. */
-#include <stdlib.h>
-#include <string.h>
 #include "cli.h"
 #include "lemma/verify.h"
+#include <stdlib.h>
+#include <string.h>
 
 static int dump(const char *model, const lm_dump_options *o, bool hash, bool json) {
     char hex[65];
@@ -39,8 +39,10 @@ int lm_cli_dump(int argc, char **argv) {
         LM_CLI_JSON_OPT(&json),
         {NULL},
     };
-    int rc = lm_cli_parse("dump", "MODEL (--ids LIST | --ids-from TRACE | --prompt TEXT) -o FILE\n\nWrites a trace of what MODEL computes, for lemma verify and lemma diff.", opts, 1, 1, argc,
-                          argv, &args);
+    int rc = lm_cli_parse("dump",
+                          "MODEL (--ids LIST | --ids-from TRACE | --prompt TEXT) -o FILE\n\nWrites a trace of what MODEL computes, for "
+                          "lemma verify and lemma diff.",
+                          opts, 1, 1, argc, argv, &args);
     if (rc == LM_CLI_GO) {
         o.ids = ids.id;
         o.n_ids = ids.n;

@@ -1,7 +1,7 @@
 /* lemma verify: the gates, as a table of claims or as JSON. */
-#include <string.h>
-#include "cli.h"
 #include "lemma/verify.h"
+#include "cli.h"
+#include <string.h>
 
 static void print_subject(void *unused, const char *subject) {
     (void)unused;
@@ -56,11 +56,12 @@ int lm_cli_verify(int argc, char **argv) {
         LM_CLI_JSON_OPT(&json),
         {NULL},
     };
-    int rc = lm_cli_parse("verify",
-                          "MODEL [TRACE]\n\nJudges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
-                          "PROVEN, OPEN or REFUTED. The last line counts them. Exit status: 0 something was measured and nothing is refuted,\n"
-                          "1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
-                          opts, 1, 2, argc, argv, &args);
+    int rc = lm_cli_parse(
+        "verify",
+        "MODEL [TRACE]\n\nJudges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
+        "PROVEN, OPEN or REFUTED. The last line counts them. Exit status: 0 something was measured and nothing is refuted,\n"
+        "1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
+        opts, 1, 2, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
     if (rc != LM_CLI_GO) return rc;
     if (args.n > 1) o.trace = args.s[1];

@@ -1,4 +1,5 @@
 """Safetensors files for the tests, by the standard library alone: read, change, write. A tensor is [dtype, shape, bytearray]."""
+
 import json
 import struct
 

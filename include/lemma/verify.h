@@ -40,18 +40,22 @@ void lm_text_free(char *text);
 
 /* What both commands take. Strings may be NULL: the default. */
 typedef struct lm_evidence_options {
-    const char *backend;   /* "cpu" */
-    const char *lane;      /* the backend's own: "f32", "f64" */
-    const char *cpu_level; /* the best that this CPU has */
-    uint32_t threads;      /* 0: physical cores */
-    uint32_t chunk;        /* rows at a time; 0: a good size */
+    const char *backend;                                                          /* "cpu" */
+    const char *lane;                                                             /* the backend's own: "f32", "f64" */
+    const char *cpu_level;                                                        /* the best that this CPU has */
+    uint32_t threads;                                                             /* 0: physical cores */
+    uint32_t chunk;                                                               /* rows at a time; 0: a good size */
     bool (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total); /* false interrupts (LM_INTERRUPTED) */
     void *progress_ctx;
     bool (*interrupted)(void *ctx); /* polled while running */
     void *interrupted_ctx;
 } lm_evidence_options;
 
-typedef enum lm_determinism { LM_DETERMINISM_QUICK /* one axis at a time */, LM_DETERMINISM_FULL /* the grid too */, LM_DETERMINISM_OFF } lm_determinism;
+typedef enum lm_determinism {
+    LM_DETERMINISM_QUICK /* one axis at a time */,
+    LM_DETERMINISM_FULL /* the grid too */,
+    LM_DETERMINISM_OFF
+} lm_determinism;
 
 typedef struct lm_verify_options {
     lm_evidence_options run;

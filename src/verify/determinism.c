@@ -80,7 +80,12 @@ static lm_status end(stream *s, uint32_t n, lm_error *err) {
 
 /* ---- one configuration ----------------------------------------------------------------------------------------------------------- */
 static lm_eval part(const grid *g, const int32_t *id, uint32_t from, uint32_t to, stream *s) {
-    return (lm_eval){.id = id + from, .n = to - from, .length = g->n, .want = s ? LM_WANT_ALL : LM_WANT_NONE, .logits = s ? on_logits : NULL, .logits_ctx = s};
+    return (lm_eval){.id = id + from,
+                     .n = to - from,
+                     .length = g->n,
+                     .want = s ? LM_WANT_ALL : LM_WANT_NONE,
+                     .logits = s ? on_logits : NULL,
+                     .logits_ctx = s};
 }
 
 static lm_status eval(const grid *g, lm_session *x, const int32_t *id, uint32_t from, uint32_t to, stream *s, lm_error *err) {
@@ -176,7 +181,8 @@ static lm_status run_config(grid *g, const config *c, stream *s, lm_error *err) 
     lm_engine *e;
     lm_status st;
     LM_TRY(engine_for(g, c, &e, err));
-    if (!lm_judge_progress(g->j, "determinism", g->runs < g->expected ? g->runs : g->expected, g->expected)) return lm_fail(err, LM_INTERRUPTED, "interrupted");
+    if (!lm_judge_progress(g->j, "determinism", g->runs < g->expected ? g->runs : g->expected, g->expected))
+        return lm_fail(err, LM_INTERRUPTED, "interrupted");
     g->runs++;
     begin(s);
     if (c->mode == COMPANY || c->mode == COPIED) {
@@ -197,7 +203,14 @@ static lm_status run_config(grid *g, const config *c, stream *s, lm_error *err) 
 
 /* ---- claims -------------------------------------------------------------------------------------------------------------------------- */
 static lm_status claim(grid *g, lm_verdict v, const char *name, const char *measured, const char *sha, const char *note, lm_error *err) {
-    lm_claim c = {.verdict = v, .gate = measured != NULL, .section = "G4", .name = name, .bound = measured ? "the same bits" : "", .measured = measured, .sha256 = sha, .note = note};
+    lm_claim c = {.verdict = v,
+                  .gate = measured != NULL,
+                  .section = "G4",
+                  .name = name,
+                  .bound = measured ? "the same bits" : "",
+                  .measured = measured,
+                  .sha256 = sha,
+                  .note = note};
     return lm_ledger_add(g->j->l, &c, err);
 }
 
@@ -225,7 +238,8 @@ static lm_status axis(grid *g, const char *name, const config *c, uint32_t n, lm
         lm_status st;
         const char *note = counterexample(g, &c[i], &s, err, &st);
         LM_TRY(st);
-        return claim(g, LM_REFUTED, name, lm_say(g->j->l, "%s differs", c[i].name), s.hex[0] ? lm_say(g->j->l, "%s", s.hex) : NULL, note, err);
+        return claim(g, LM_REFUTED, name, lm_say(g->j->l, "%s differs", c[i].name), s.hex[0] ? lm_say(g->j->l, "%s", s.hex) : NULL, note,
+                     err);
     }
     return claim(g, LM_PROVEN, name, lm_say(g->j->l, "%s", names), lm_say(g->j->l, "%s", g->base.hex), NULL, err);
 }
@@ -287,12 +301,17 @@ static lm_status lane_axis(grid *g, lm_error *err) {
     stream s = {0};
     if (!lane || !strcmp(lane, "f32")) return LM_OK;
     LM_TRY(run_config(g, &c, &s, err));
-    if (strcmp(s.hex, g->base.hex)) return claim(g, LM_PROVEN, lm_say(g->j->l, "lane %s really ran", lane), "its logits differ from lane f32's", lm_say(g->j->l, "%s", g->base.hex), NULL, err);
-    return claim(g, LM_OPEN, lm_say(g->j->l, "lane %s really ran", lane), NULL, NULL, "its logits equal lane f32's: needs a model with products that concern the lane", err);
+    if (strcmp(s.hex, g->base.hex))
+        return claim(g, LM_PROVEN, lm_say(g->j->l, "lane %s really ran", lane), "its logits differ from lane f32's",
+                     lm_say(g->j->l, "%s", g->base.hex), NULL, err);
+    return claim(g, LM_OPEN, lm_say(g->j->l, "lane %s really ran", lane), NULL, NULL,
+                 "its logits equal lane f32's: needs a model with products that concern the lane", err);
 }
 
 static lm_status one_axis_at_a_time(grid *g, lm_error *err) {
-    static const config session[] = {{.mode = TRUNCATED, .name = "cut and refilled"}, {.mode = FORKED, .name = "forked"}, {.mode = RESTORED, .name = "saved and restored"}};
+    static const config session[] = {{.mode = TRUNCATED, .name = "cut and refilled"},
+                                     {.mode = FORKED, .name = "forked"},
+                                     {.mode = RESTORED, .name = "saved and restored"}};
     static const config company[] = {{.mode = COMPANY, .name = "two others"}, {.mode = COPIED, .name = "four copies"}};
     static const config taps = {.mode = TAPS, .name = "all on"}, again = {.mode = COLD, .name = "cold"};
     config c[4];
@@ -328,7 +347,8 @@ static lm_status whole_grid(grid *g, lm_error *err) {
                 *c = like;
                 c->chunk = i < 2 * n ? chunk[i / 2].chunk : 0;
                 c->mode = i < 2 * n ? (i % 2 ? TAPS : COLD) : modes[i - 2 * n + 1];
-                c->name = lm_say(g->j->l, "level %s, %u threads, chunk %u, way %u", like.level ? like.level : "best", like.threads, c->chunk, (unsigned)c->mode);
+                c->name = lm_say(g->j->l, "level %s, %u threads, chunk %u, way %u", like.level ? like.level : "best", like.threads,
+                                 c->chunk, (unsigned)c->mode);
             }
             for (uint32_t i = 0; i < k; i++) {
                 stream s = {0};
@@ -338,11 +358,13 @@ static lm_status whole_grid(grid *g, lm_error *err) {
                 if (!strcmp(s.hex, g->base.hex)) continue;
                 const char *note = counterexample(g, &all[i], &s, err, &st);
                 LM_TRY(st);
-                return claim(g, LM_REFUTED, "the whole grid", lm_say(g->j->l, "%s differs", all[i].name), lm_say(g->j->l, "%s", s.hex), note, err);
+                return claim(g, LM_REFUTED, "the whole grid", lm_say(g->j->l, "%s differs", all[i].name), lm_say(g->j->l, "%s", s.hex),
+                             note, err);
             }
         }
     }
-    return claim(g, LM_PROVEN, "the whole grid", lm_say(g->j->l, "%u configurations", n_configs), lm_say(g->j->l, "%s", g->base.hex), NULL, err);
+    return claim(g, LM_PROVEN, "the whole grid", lm_say(g->j->l, "%u configurations", n_configs), lm_say(g->j->l, "%s", g->base.hex), NULL,
+                 err);
 }
 
 lm_status lm_judge_determinism(lm_judge *j, lm_error *err) {
@@ -353,7 +375,8 @@ lm_status lm_judge_determinism(lm_judge *j, lm_error *err) {
     for (; g.n < POSITIONS && g.n < c->n + c->n_greedy; g.n++) g.id[g.n] = g.n < c->n ? c->ids[g.n] : c->greedy[g.n - c->n];
     if (g.n < 2) return claim(&g, LM_OPEN, "determinism", NULL, NULL, "needs a case of two tokens or more", err);
     for (uint32_t i = 0; i < g.n; i++) g.other[i] = g.id[g.n - 1 - i];
-    lm_status st = j->e->backend->exact ? LM_OK : claim(&g, LM_OPEN, "determinism", NULL, NULL, "an approximate mode: it promises replay only", err);
+    lm_status st =
+        j->e->backend->exact ? LM_OK : claim(&g, LM_OPEN, "determinism", NULL, NULL, "an approximate mode: it promises replay only", err);
     if (st == LM_OK) st = run_config(&g, &(config){.mode = COLD}, &g.base, err);
     if (st == LM_OK && j->e->backend->exact) st = one_axis_at_a_time(&g, err);
     if (st == LM_OK && j->e->backend->exact && j->o->determinism == LM_DETERMINISM_FULL) st = whole_grid(&g, err);

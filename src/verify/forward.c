@@ -14,8 +14,15 @@ bool lm_judge_progress(const lm_judge *j, const char *what, uint64_t done, uint6
 
 lm_status lm_judge_claim(lm_judge *j, const lm_trace_case *c, const char *section, lm_verdict v, const char *what, const char *bound,
                          const char *measured, const char *note, lm_error *err) {
-    lm_claim claim = {.verdict = v, .gate = measured && *measured, .section = section, .name = lm_say(j->l, "c%u %s", c->k, what), .bound = bound, .measured = measured,
-                      .witness = j->trace_path, .sha256 = j->t->sha256, .note = note};
+    lm_claim claim = {.verdict = v,
+                      .gate = measured && *measured,
+                      .section = section,
+                      .name = lm_say(j->l, "c%u %s", c->k, what),
+                      .bound = bound,
+                      .measured = measured,
+                      .witness = j->trace_path,
+                      .sha256 = j->t->sha256,
+                      .note = note};
     return lm_ledger_add(j->l, &claim, err);
 }
 
@@ -121,20 +128,29 @@ lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err) {
     f->seen = lm_calloc(n_slots, sizeof *f->seen);
     if (!f->seen) return lm_fail_nomem(err, "counters", n_slots * sizeof *f->seen);
     lm_sha256_init(&f->hash);
-    lm_eval ev = {.id = c->ids, .n = c->n, .want = every ? LM_WANT_ALL : LM_WANT_LAST, .logits = on_logits, .logits_ctx = f,
-                  .tap = c->n_hidden ? on_tap : NULL, .tap_ctx = f};
+    lm_eval ev = {.id = c->ids,
+                  .n = c->n,
+                  .want = every ? LM_WANT_ALL : LM_WANT_LAST,
+                  .logits = on_logits,
+                  .logits_ctx = f,
+                  .tap = c->n_hidden ? on_tap : NULL,
+                  .tap_ctx = f};
     lm_status st = lm_session_eval(s, &ev, err);
     if (f->stray) st = lm_fail(err, LM_INTERNAL, "case %u: a row of a position or width that wasn't asked for", c->k);
     for (uint32_t i = 0; i < n_slots && st == LM_OK; i++)
-        if (c->hidden[i] && f->seen[i] != c->n) st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u hidden rows were seen", c->k, f->seen[i], c->n);
-    if (st == LM_OK && f->rows != (every ? c->n : 1)) st = lm_fail(err, LM_INTERNAL, "case %u: %u logits rows came for %u tokens", c->k, f->rows, c->n);
+        if (c->hidden[i] && f->seen[i] != c->n)
+            st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u hidden rows were seen", c->k, f->seen[i], c->n);
+    if (st == LM_OK && f->rows != (every ? c->n : 1))
+        st = lm_fail(err, LM_INTERNAL, "case %u: %u logits rows came for %u tokens", c->k, f->rows, c->n);
     lm_free(f->seen);
     f->seen = NULL;
     return st;
 }
 
 /* ---- claims ---------------------------------------------------------------------------------------------------------------------- */
-const char *lm_say_cosine(lm_ledger *l, double cosine) { return cosine > 0.999 ? lm_say(l, "1 - %.2g", fmax(0, 1 - cosine)) : lm_say(l, "%.6f", cosine); }
+const char *lm_say_cosine(lm_ledger *l, double cosine) {
+    return cosine > 0.999 ? lm_say(l, "1 - %.2g", fmax(0, 1 - cosine)) : lm_say(l, "%.6f", cosine);
+}
 
 static lm_status claim_hidden(const lm_forward *f, lm_error *err) {
     lm_judge *j = f->j;
@@ -143,9 +159,13 @@ static lm_status claim_hidden(const lm_forward *f, lm_error *err) {
     double bound = j->f64 ? 0.999999 : 0.9999;
     bool ok = w->value >= bound;
     const char *where = lm_trace_hidden_name(j->t, w->at, buf);
-    return lm_judge_claim(j, f->c, "G1", ok ? LM_PROVEN : LM_REFUTED, "hidden cosine", lm_say(j->l, ">= %g", bound),
-                          lm_say(j->l, "%s at %s, position %u (%u states)", lm_say_cosine(j->l, w->value), where, w->position, f->c->n_hidden),
-                          ok ? NULL : isnan(w->value) ? "a value that is not finite" : "the least cosine is the counterexample", err);
+    return lm_judge_claim(
+        j, f->c, "G1", ok ? LM_PROVEN : LM_REFUTED, "hidden cosine", lm_say(j->l, ">= %g", bound),
+        lm_say(j->l, "%s at %s, position %u (%u states)", lm_say_cosine(j->l, w->value), where, w->position, f->c->n_hidden),
+        ok                ? NULL
+        : isnan(w->value) ? "a value that is not finite"
+                          : "the least cosine is the counterexample",
+        err);
 }
 
 static lm_status claim_argmax(const lm_forward *f, lm_error *err) {
@@ -157,7 +177,8 @@ static lm_status claim_argmax(const lm_forward *f, lm_error *err) {
         note = lm_say(j->l, "position %u: the trace's logits are not finite", f->flip_position);
     else if (f->flips)
         note = lm_say(j->l, "position %u: we choose %u, the trace %u", f->flip_position, f->flip_ours, f->flip_ref);
-    return lm_judge_claim(j, f->c, "G1", f->flips ? LM_REFUTED : LM_PROVEN, "argmax", "every position", lm_say(j->l, "%u of %u equal", f->c->n - f->flips, f->c->n), note, err);
+    return lm_judge_claim(j, f->c, "G1", f->flips ? LM_REFUTED : LM_PROVEN, "argmax", "every position",
+                          lm_say(j->l, "%u of %u equal", f->c->n - f->flips, f->c->n), note, err);
 }
 
 static lm_status claim_diff(const lm_forward *f, const lm_worst *w, const char *what, double bound, const char *scope, lm_error *err) {
@@ -171,7 +192,8 @@ static lm_status claim_diff(const lm_forward *f, const lm_worst *w, const char *
 static lm_status claim_finite(const lm_forward *f, lm_error *err) {
     lm_judge *j = f->j;
     if (!f->not_finite) return LM_OK;
-    return lm_judge_claim(j, f->c, "G1", LM_REFUTED, "finite logits", "no NaN, no infinity", lm_say(j->l, "not finite at position %u", f->bad_position), NULL, err);
+    return lm_judge_claim(j, f->c, "G1", LM_REFUTED, "finite logits", "no NaN, no infinity",
+                          lm_say(j->l, "not finite at position %u", f->bad_position), NULL, err);
 }
 
 static lm_status claim_all(const lm_forward *f, lm_error *err) {
@@ -183,7 +205,8 @@ static lm_status claim_all(const lm_forward *f, lm_error *err) {
     if (f->logit.any) LM_TRY(claim_diff(f, &f->logit, "max |dlogit|", lm_logit_bound(t), scope, err));
     if (f->last.any) LM_TRY(claim_diff(f, &f->last, "max |dlogit|, last position", lm_logit_bound(t), scope, err));
     if (f->logprob.any)
-        LM_TRY(claim_diff(f, &f->logprob, "max |dlogprob|, top ids", lm_logprob_bound(t), t->noise > 0 ? "twice the logits' bound" : "no noise recorded", err));
+        LM_TRY(claim_diff(f, &f->logprob, "max |dlogprob|, top ids", lm_logprob_bound(t),
+                          t->noise > 0 ? "twice the logits' bound" : "no noise recorded", err));
     return LM_OK;
 }
 

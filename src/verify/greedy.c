@@ -29,9 +29,9 @@ static lm_status append(const lm_judge *j, lm_session *s, const int32_t *id, uin
 /* ---- a flip and what the arbiter says of it --------------------------------------------------------------------------------------- */
 typedef struct flip {
     uint32_t step, ours, ref;
-    double margin;           /* ours: logit of our choice − logit of the trace's */
-    double ref_margin;       /* the trace's: its choice − ours; NAN without greedy.logits */
-    double true_margin;      /* the arbiter's: our choice − the trace's; NAN: not asked */
+    double margin;                 /* ours: logit of our choice − logit of the trace's */
+    double ref_margin;             /* the trace's: its choice − ours; NAN without greedy.logits */
+    double true_margin;            /* the arbiter's: our choice − the trace's; NAN: not asked */
     double distance, ref_distance; /* max |dlogit| from the arbiter; NAN where not known */
 } flip;
 
@@ -47,7 +47,8 @@ static lm_status ask_arbiter(lm_judge *j, const lm_trace_case *c, flip *f, lm_er
     if (!truth) return lm_fail_nomem(err, "a row of logits", vocab * sizeof *truth);
     lm_status st = lm_engine_share(j->e, &eo, &e, err);
     if (st == LM_OK) st = lm_session_create(e, 0, &s, err);
-    if (st == LM_OK && f->step) st = lm_session_eval(s, &(lm_eval){.id = c->ids, .n = c->n, .length = c->n + f->step, .want = LM_WANT_NONE}, err);
+    if (st == LM_OK && f->step)
+        st = lm_session_eval(s, &(lm_eval){.id = c->ids, .n = c->n, .length = c->n + f->step, .want = LM_WANT_NONE}, err);
     if (st == LM_OK) st = f->step ? append(j, s, c->greedy, f->step, truth, err) : append(j, s, c->ids, c->n, truth, err);
     if (st == LM_OK) {
         f->true_margin = truth[f->ours] - truth[f->ref];
@@ -71,8 +72,9 @@ static const char *describe_flip(lm_judge *j, const flip *f) {
     double envelope = j->t->noise > 0 ? 2 * lm_logit_bound(j->t) : 1e-3;
     const char *sides = f->true_margin > 0 ? "for ours" : f->true_margin < 0 ? "for the trace's" : "a tie";
     const char *far = isnan(f->ref_distance) ? "" : lm_say(j->l, ", the trace %.3g", f->ref_distance);
-    return lm_say(j->l, "%s; the arbiter's margin %.3g %s; from the arbiter: ours %.3g%s; %s (rounding explains %.3g)", head, fabs(f->true_margin), sides, f->distance, far,
-                  fabs(f->true_margin) <= envelope ? "a near-tie" : "not a near-tie", envelope);
+    return lm_say(j->l, "%s; the arbiter's margin %.3g %s; from the arbiter: ours %.3g%s; %s (rounding explains %.3g)", head,
+                  fabs(f->true_margin), sides, f->distance, far, fabs(f->true_margin) <= envelope ? "a near-tie" : "not a near-tie",
+                  envelope);
 }
 
 static lm_status judge_flip(lm_judge *j, const lm_trace_case *c, const char *section, flip *f, lm_error *err) {
@@ -92,7 +94,8 @@ static lm_status judge_flip(lm_judge *j, const lm_trace_case *c, const char *sec
     return lm_judge_claim(j, c, section, LM_REFUTED, "greedy continuation", "equal, token for token", measured, note, err);
 }
 
-/* ---- greedy: the bare arg-max run. j->last holds the prompt's last row, the session the prompt. ---------------------------------------- */
+/* ---- greedy: the bare arg-max run. j->last holds the prompt's last row, the session the prompt. ----------------------------------------
+ */
 lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err) {
     char stage[48];
     uint32_t vocab = j->e->program->vocab, step = 0;
@@ -122,14 +125,17 @@ lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *secti
     if (flipped)
         LM_TRY(judge_flip(j, c, section, &f, err));
     else
-        LM_TRY(lm_judge_claim(j, c, section, LM_PROVEN, "greedy continuation", "equal, token for token", lm_say(j->l, "%u of %u equal", c->n_greedy, c->n_greedy), NULL, err));
+        LM_TRY(lm_judge_claim(j, c, section, LM_PROVEN, "greedy continuation", "equal, token for token",
+                              lm_say(j->l, "%u of %u equal", c->n_greedy, c->n_greedy), NULL, err));
     if (!c->greedy_logits) return LM_OK;
     double bound = lm_logit_bound(j->t);
     return lm_judge_claim(j, c, section, worst <= bound ? LM_PROVEN : LM_REFUTED, "max |dlogit|, greedy", lm_say(j->l, "<= %.3g", bound),
-                          lm_say(j->l, "%.3g at step %u, id %u", worst, worst_step, worst_id), flipped ? "up to the step where the continuations part" : NULL, err);
+                          lm_say(j->l, "%.3g at step %u, id %u", worst, worst_step, worst_id),
+                          flipped ? "up to the step where the continuations part" : NULL, err);
 }
 
-/* ---- through the cache, against no cache --------------------------------------------------------------------------------------------------- */
+/* ---- through the cache, against no cache
+ * --------------------------------------------------------------------------------------------------- */
 enum { MIN_LENGTHS = 5, MAX_LENGTHS = 6, LONGEST_PREFIX = 64 };
 
 /* Up to six prefix lengths of n tokens, ascending, all different: all of a few, else 1, 2, the thirds, n − 1, n. */
@@ -183,13 +189,15 @@ lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err)
     for (uint32_t i = 0; i < n; i++) id[i] = i < c->n ? c->ids[i] : c->greedy[i - c->n];
     p.n = pick_lengths(n, p.length);
     if (p.n < MIN_LENGTHS)
-        return lm_judge_claim(j, c, "G1", LM_OPEN, "prefill through the cache", "five lengths or more", NULL, "needs a case of five tokens or more, its continuation included", err);
+        return lm_judge_claim(j, c, "G1", LM_OPEN, "prefill through the cache", "five lengths or more", NULL,
+                              "needs a case of five tokens or more, its continuation included", err);
     LM_TRY(lm_session_create(j->e, j->o->run.chunk, &cached, err));
     lm_status st = compare_prefixes(j, &p, cached, err);
     lm_session_free(cached);
     LM_TRY(st);
     bool bits = j->e->backend->exact && !j->f64, ok = bits ? !p.differs && !isnan(p.worst) : p.worst <= 1e-4;
-    const char *note = ok ? NULL : lm_say(j->l, "length %u, id %u: through the cache %.9g, without %.9g", p.at_length, p.at_id, p.ours, p.fresh);
+    const char *note =
+        ok ? NULL : lm_say(j->l, "length %u, id %u: through the cache %.9g, without %.9g", p.at_length, p.at_id, p.ours, p.fresh);
     return lm_judge_claim(j, c, "G1", ok ? LM_PROVEN : LM_REFUTED, "prefill through the cache", bits ? "0, bit for bit" : "<= 1e-4",
                           lm_say(j->l, "%.3g over %u lengths up to %u", p.worst, p.n, n), note, err);
 }

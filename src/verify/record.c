@@ -43,7 +43,8 @@ static void *get(recorder *r, uint64_t n, uint64_t size, lm_error *err) {
     return p;
 }
 
-static lm_status put(recorder *r, const char *what, const char *type, uint32_t rank, uint64_t d0, uint64_t d1, const void *data, lm_error *err) {
+static lm_status put(recorder *r, const char *what, const char *type, uint32_t rank, uint64_t d0, uint64_t d1, const void *data,
+                     lm_error *err) {
     if (r->n_out == r->cap_out) {
         uint32_t cap = r->cap_out ? 2 * r->cap_out : 64;
         lm_st_out *more = lm_realloc(r->out, cap * sizeof *more);
@@ -53,11 +54,13 @@ static lm_status put(recorder *r, const char *what, const char *type, uint32_t r
     }
     const char *name = lm_arena_printf(r->arena, "c%u.%s", r->k, what);
     if (!name) return lm_fail_nomem(err, "a name", strlen(what));
-    r->out[r->n_out++] = (lm_st_out){.name = name, .st_dtype = type, .rank = rank, .dim = {d0, d1}, .data = data, .bytes = 4 * d0 * (rank == 2 ? d1 : 1)};
+    r->out[r->n_out++] =
+        (lm_st_out){.name = name, .st_dtype = type, .rank = rank, .dim = {d0, d1}, .data = data, .bytes = 4 * d0 * (rank == 2 ? d1 : 1)};
     return LM_OK;
 }
 
-/* ---- what comes from the run ---------------------------------------------------------------------------------------------------------- */
+/* ---- what comes from the run ----------------------------------------------------------------------------------------------------------
+ */
 static void as_float(const lm_rows *rows, uint32_t i, float *dst) {
     for (uint32_t k = 0; k < rows->width; k++) dst[k] = (float)lm_rows_at(rows, i, k);
 }
@@ -166,7 +169,8 @@ static lm_status plan_case(recorder *r, lm_error *err) {
     r->top_lp = get(r, n, r->n_top * sizeof(float), err);
     r->greedy = get(r, (uint64_t)r->n_greedy + 1, sizeof(int32_t), err);
     r->greedy_logits = get(r, (uint64_t)r->n_greedy + 1, vocab * sizeof(float), err);
-    if ((all && !r->logits) || !r->logits_last || !r->argmax || !r->top_ids || !r->top_lp || !r->greedy || !r->greedy_logits) return LM_NOMEM;
+    if ((all && !r->logits) || !r->logits_last || !r->argmax || !r->top_ids || !r->top_lp || !r->greedy || !r->greedy_logits)
+        return LM_NOMEM;
     LM_TRY(put(r, "ids", "I32", 1, n, 0, r->id, err));
     LM_TRY(put(r, "argmax", "I32", 1, n, 0, r->argmax, err));
     LM_TRY(put(r, "top.ids", "I32", 2, n, r->n_top, r->top_ids, err));
@@ -200,7 +204,8 @@ static lm_status run_case(recorder *r, uint32_t k, const int32_t *id, uint32_t n
     return st;
 }
 
-/* ---- where the ids come from, and the file ------------------------------------------------------------------------------------------------ */
+/* ---- where the ids come from, and the file
+ * ------------------------------------------------------------------------------------------------ */
 static lm_status run_trace(recorder *r, lm_error *err) {
     lm_trace *t = NULL;
     LM_TRY(lm_trace_open(r->o->ids_from, r->e->program, &t, err));
@@ -219,9 +224,12 @@ static lm_status run_prompt(recorder *r, lm_error *err) {
     lm_tokenizer *tok = NULL;
     lm_ids ids = {0};
     lm_status st = lm_tokenizer_from_source(r->e->src, &tok, err);
-    if (st == LM_MISSING) return lm_fail_at(err, LM_USAGE, r->e->src->path, LM_NO_OFFSET, "--prompt", "the model carries no tokenizer; give token ids with --ids");
+    if (st == LM_MISSING)
+        return lm_fail_at(err, LM_USAGE, r->e->src->path, LM_NO_OFFSET, "--prompt",
+                          "the model carries no tokenizer; give token ids with --ids");
     if (st == LM_OK) st = lm_tokenizer_encode(tok, r->o->prompt, strlen(r->o->prompt), true, true, &ids, err);
-    if (st == LM_OK && (!ids.n || ids.n > INT32_MAX)) st = lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--prompt", "the text gives %zu tokens", ids.n);
+    if (st == LM_OK && (!ids.n || ids.n > INT32_MAX))
+        st = lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--prompt", "the text gives %zu tokens", ids.n);
     int32_t *id = st == LM_OK ? get(r, ids.n, sizeof *id, err) : NULL;
     if (st == LM_OK && !id) st = LM_NOMEM;
     if (id) memcpy(id, ids.id, ids.n * sizeof *id);
@@ -237,8 +245,23 @@ static lm_status write_file(recorder *r, lm_error *err) {
     char weights[65];
     LM_TRY(lm_source_sha256(r->e->src, weights, NULL, NULL, err));
     const char *lane = d->lane ? d->lane : b->lanes[0];
-    const char *meta[] = {"trace_version", "1", "made_by", "lemma " LM_VERSION " " LM_COMMIT, "backend", b->name, "lane", lane, "device", b->describe(r->e->device),
-                          "model_type", r->e->program->arch, "dtype", b->elem_size == 8 ? "float64" : "float32", "weights_sha256", weights, NULL};
+    const char *meta[] = {"trace_version",
+                          "1",
+                          "made_by",
+                          "lemma " LM_VERSION " " LM_COMMIT,
+                          "backend",
+                          b->name,
+                          "lane",
+                          lane,
+                          "device",
+                          b->describe(r->e->device),
+                          "model_type",
+                          r->e->program->arch,
+                          "dtype",
+                          b->elem_size == 8 ? "float64" : "float32",
+                          "weights_sha256",
+                          weights,
+                          NULL};
     return lm_safetensors_write(r->o->out, r->out, r->n_out, meta, err);
 }
 

@@ -23,8 +23,9 @@ char *lm_claim_text(const lm_claim *c) {
 void lm_text_free(char *text) { lm_free(text); }
 
 static json_t *claim_json(const lm_claim *c) {
-    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s}", "verdict", lm_verdict_name(c->verdict), "section", c->section, "claim", c->name, "gate", c->gate,
-                     "bound", c->bound, "measured", c->measured, "witness", c->witness, "sha256", c->sha256, "note", c->note);
+    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s}", "verdict", lm_verdict_name(c->verdict), "section", c->section,
+                     "claim", c->name, "gate", c->gate, "bound", c->bound, "measured", c->measured, "witness", c->witness, "sha256",
+                     c->sha256, "note", c->note);
 }
 
 char *lm_ledger_json(const lm_ledger *l) {
@@ -37,8 +38,8 @@ char *lm_ledger_json(const lm_ledger *l) {
             claims = NULL;
         }
     if (!claims) return NULL;
-    json_t *root = json_pack("{s:s, s:o, s:i, s:i, s:i, s:i}", "subject", l->subject, "claims", claims, "proven", (int)proven, "open", (int)open, "refuted", (int)refuted,
-                             "exit", lm_ledger_exit_code(l));
+    json_t *root = json_pack("{s:s, s:o, s:i, s:i, s:i, s:i}", "subject", l->subject, "claims", claims, "proven", (int)proven, "open",
+                             (int)open, "refuted", (int)refuted, "exit", lm_ledger_exit_code(l));
     char *s = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     return s;

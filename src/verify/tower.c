@@ -1,6 +1,6 @@
 /* G2, the tower gate: long prompts where even two backends of one library part. The bounds come with the trace. */
-#include "verify/verify.h"
 #include "base/smallfloat.h"
+#include "verify/verify.h"
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -20,7 +20,9 @@ static lm_status claim_top1(const lm_forward *f, lm_error *err) {
             worst = q;
         }
     }
-    const char *first = f->flips ? lm_say(j->l, "first at position %u: we choose %d, the trace %u", f->flip_position, (int32_t)f->flip_ours, f->flip_ref) : NULL;
+    const char *first =
+        f->flips ? lm_say(j->l, "first at position %u: we choose %d, the trace %u", f->flip_position, (int32_t)f->flip_ours, f->flip_ref)
+                 : NULL;
     bool ok = share >= g->top1_min && !f->not_finite;
     LM_TRY(lm_judge_claim(j, c, "G2", ok ? LM_PROVEN : LM_REFUTED, "top-1 over all positions", lm_say(j->l, ">= %g", g->top1_min),
                           lm_say(j->l, "%.4f (%u of %u)", share, c->n - f->flips, c->n), first, err));
@@ -41,13 +43,19 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
                           lm_say(j->l, "%.4g at position %u, id %u", w->value, w->position, w->at), ok ? NULL : where, err));
     if (!f->cosine.any) return LM_OK;
     /* reported, not gated; but a value that is not finite fails outright */
-    lm_claim claim = {.verdict = isnan(f->cosine.value) ? LM_REFUTED : LM_PROVEN, .section = "G2", .name = lm_say(j->l, "c%u hidden cosine (reported)", c->k),
-                      .bound = "finite", .measured = lm_say(j->l, "%s at %s, position %u", lm_say_cosine(j->l, f->cosine.value), lm_trace_hidden_name(j->t, f->cosine.at, buf), f->cosine.position),
-                      .witness = j->trace_path, .sha256 = j->t->sha256};
+    lm_claim claim = {.verdict = isnan(f->cosine.value) ? LM_REFUTED : LM_PROVEN,
+                      .section = "G2",
+                      .name = lm_say(j->l, "c%u hidden cosine (reported)", c->k),
+                      .bound = "finite",
+                      .measured = lm_say(j->l, "%s at %s, position %u", lm_say_cosine(j->l, f->cosine.value),
+                                         lm_trace_hidden_name(j->t, f->cosine.at, buf), f->cosine.position),
+                      .witness = j->trace_path,
+                      .sha256 = j->t->sha256};
     return lm_ledger_add(j->l, &claim, err);
 }
 
-static lm_status one_pass(lm_judge *j, const lm_trace_case *c, const char *what, lm_forward *f, uint32_t wrong[4], lm_session **s, lm_error *err) {
+static lm_status one_pass(lm_judge *j, const lm_trace_case *c, const char *what, lm_forward *f, uint32_t wrong[4], lm_session **s,
+                          lm_error *err) {
     char stage[48];
     snprintf(stage, sizeof stage, "case %u: %s", c->k, what);
     *f = (lm_forward){.j = j, .c = c, .stage = stage, .top_wrong = wrong, .quarter = (c->n + 3) / 4};
@@ -77,8 +85,14 @@ lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err) {
     digest(&f, a);
     digest(&again, b);
     bool same = !strcmp(a, b);
-    lm_claim claim = {.verdict = same ? LM_PROVEN : LM_REFUTED, .gate = true, .section = "G2", .name = lm_say(j->l, "c%u second run", c->k), .bound = "the same bits",
-                      .measured = same ? "equal logits" : "different logits", .sha256 = lm_say(j->l, "%s", a), .note = same ? NULL : lm_say(j->l, "the second run gives sha256 %s", b)};
+    lm_claim claim = {.verdict = same ? LM_PROVEN : LM_REFUTED,
+                      .gate = true,
+                      .section = "G2",
+                      .name = lm_say(j->l, "c%u second run", c->k),
+                      .bound = "the same bits",
+                      .measured = same ? "equal logits" : "different logits",
+                      .sha256 = lm_say(j->l, "%s", a),
+                      .note = same ? NULL : lm_say(j->l, "the second run gives sha256 %s", b)};
     return lm_ledger_add(j->l, &claim, err);
 }
 
@@ -95,8 +109,14 @@ lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err) {
     if (!isnan(j->t->embed_scale_bf16)) {
         double c = embed_scale(j->e->program), rounded = lm_bf16_to_f32(lm_f32_to_bf16((float)c));
         bool ok = rounded == j->t->embed_scale_bf16;
-        lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED, .gate = true, .section = "G2", .name = "embedding scale, as bfloat16", .bound = lm_say(j->l, "= %g", j->t->embed_scale_bf16),
-                          .measured = lm_say(j->l, "%g (%.9g from the config)", rounded, c), .witness = j->trace_path, .sha256 = j->t->sha256};
+        lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
+                          .gate = true,
+                          .section = "G2",
+                          .name = "embedding scale, as bfloat16",
+                          .bound = lm_say(j->l, "= %g", j->t->embed_scale_bf16),
+                          .measured = lm_say(j->l, "%g (%.9g from the config)", rounded, c),
+                          .witness = j->trace_path,
+                          .sha256 = j->t->sha256};
         LM_TRY(lm_ledger_add(j->l, &claim, err));
     }
     if (!tower) return LM_OK;
@@ -105,7 +125,12 @@ lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err) {
     lm_engine_touched(j->e, &files, &bytes);
     for (uint32_t i = 0; i < j->e->src->n_tensors; i++) total += j->e->src->tensor[i].bytes;
     bool ok = files == j->e->src->n_files && bytes <= total;
-    lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED, .section = "G2", .name = "files and bytes touched", .bound = "one load; what the forward reads",
-                      .measured = lm_say(j->l, "%u file%s, %" PRIu64 " of %" PRIu64 " bytes of tensors", files, files == 1 ? "" : "s", bytes, total), .witness = j->model};
+    lm_claim claim = {
+        .verdict = ok ? LM_PROVEN : LM_REFUTED,
+        .section = "G2",
+        .name = "files and bytes touched",
+        .bound = "one load; what the forward reads",
+        .measured = lm_say(j->l, "%u file%s, %" PRIu64 " of %" PRIu64 " bytes of tensors", files, files == 1 ? "" : "s", bytes, total),
+        .witness = j->model};
     return lm_ledger_add(j->l, &claim, err);
 }

@@ -55,23 +55,27 @@ static lm_status want_floats(reader *r, const lm_tensor *t, uint64_t rows, uint6
     char wanted[64], found[64];
     if (!is_float(t)) return BAD(r, t, "is of type %s; F32, F64, F16 or BF16 is expected", t->type->name);
     if (t->rank == rank && t->dim[0] == want[0] && (rank == 1 || t->dim[1] == want[1])) return LM_OK;
-    return BAD(r, t, "wanted the shape %s, found %s", lm_shape_text(rank, want, wanted, sizeof wanted), lm_shape_text(t->rank, t->dim, found, sizeof found));
+    return BAD(r, t, "wanted the shape %s, found %s", lm_shape_text(rank, want, wanted, sizeof wanted),
+               lm_shape_text(t->rank, t->dim, found, sizeof found));
 }
 
 /* An integer tensor of the given rank whose values lie in [0, below), copied. */
 static lm_status get_ints(reader *r, const lm_tensor *t, uint32_t rank, const int32_t **out) {
     uint64_t n;
     char shape[64];
-    if (!t->type->st_name || (strcmp(t->type->st_name, "I32") && strcmp(t->type->st_name, "I64"))) return BAD(r, t, "is of type %s; I32 is expected", t->type->name);
+    if (!t->type->st_name || (strcmp(t->type->st_name, "I32") && strcmp(t->type->st_name, "I64")))
+        return BAD(r, t, "is of type %s; I32 is expected", t->type->name);
     if (t->rank != rank || !lm_shape_count(t->rank, t->dim, &n) || n > INT32_MAX)
-        return BAD(r, t, "a tensor of %u dimension%s is expected, found %s", rank, rank == 1 ? "" : "s", lm_shape_text(t->rank, t->dim, shape, sizeof shape));
+        return BAD(r, t, "a tensor of %u dimension%s is expected, found %s", rank, rank == 1 ? "" : "s",
+                   lm_shape_text(t->rank, t->dim, shape, sizeof shape));
     int32_t *id = lm_arena_calloc(r->t->arena, n, sizeof *id);
     if (!id) return lm_fail_nomem(r->err, "a trace's ids", n * sizeof *id);
     for (uint64_t i = 0; i < n; i++) {
         double v;
         t->type->decode(t->data + i * t->type->bytes, &v, 1);
         if (!(v >= 0 && v < (double)r->p->vocab))
-            return lm_fail_at(r->err, LM_RANGE, r->path, t->offset + i * t->type->bytes, t->name, "id %.0f is outside the vocabulary of %u", v, r->p->vocab);
+            return lm_fail_at(r->err, LM_RANGE, r->path, t->offset + i * t->type->bytes, t->name, "id %.0f is outside the vocabulary of %u",
+                              v, r->p->vocab);
         id[i] = (int32_t)v;
     }
     *out = id;
@@ -135,7 +139,9 @@ static int by_number(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-static lm_trace_case *find_case(const lm_trace *t, uint32_t k) { return bsearch(&(lm_trace_case){.k = k}, t->c, t->n_cases, sizeof *t->c, by_number); }
+static lm_trace_case *find_case(const lm_trace *t, uint32_t k) {
+    return bsearch(&(lm_trace_case){.k = k}, t->c, t->n_cases, sizeof *t->c, by_number);
+}
 
 /* Which cases there are: tensors are sorted by name, so those of a case stand together. */
 static lm_status find_cases(reader *r) {
@@ -144,7 +150,8 @@ static lm_status find_cases(reader *r) {
     lm_trace_case *c = lm_arena_calloc(r->t->arena, (size_t)f->n_tensors + 1, sizeof *c);
     if (!c) return lm_fail_nomem(r->err, "a trace's cases", f->n_tensors * sizeof *c);
     for (uint32_t i = 0; i < f->n_tensors; i++) {
-        if (!case_name(f->tensor[i].name, &k)) return BAD(r, &f->tensor[i], "is no tensor that a trace has: names are cK.WHAT, K counting from 0");
+        if (!case_name(f->tensor[i].name, &k))
+            return BAD(r, &f->tensor[i], "is no tensor that a trace has: names are cK.WHAT, K counting from 0");
         if (!n || c[n - 1].k != k) c[n++].k = k;
     }
     if (!n) return lm_fail_at(r->err, LM_FORMAT, r->path, LM_NO_OFFSET, "c0.ids", "the trace holds no case");
@@ -165,7 +172,8 @@ static lm_status read_tensors(reader *r) {
         c->hidden = lm_arena_calloc(r->t->arena, (size_t)r->p->n_layers + 2, sizeof *c->hidden);
         if (!c->hidden) return lm_fail_nomem(r->err, "a trace's cases", r->p->n_layers * sizeof *c->hidden);
         snprintf(name, sizeof name, "c%u.ids", c->k);
-        if (!(t = lm_source_tensor(f, name))) return lm_fail_at(r->err, LM_FORMAT, r->path, LM_NO_OFFSET, name, "is missing: a case without token ids");
+        if (!(t = lm_source_tensor(f, name)))
+            return lm_fail_at(r->err, LM_FORMAT, r->path, LM_NO_OFFSET, name, "is missing: a case without token ids");
         LM_TRY(get_ids(r, t, 0, &c->ids, &c->n));
         snprintf(name, sizeof name, "c%u.greedy", c->k);
         if ((t = lm_source_tensor(f, name))) LM_TRY(get_ids(r, t, 0, &c->greedy, &c->n_greedy));
@@ -191,7 +199,8 @@ static lm_status get_number(reader *r, const char *key, double *out) {
     char *end;
     if (!s || !strncmp(s, "n/a", 3)) return LM_OK;
     double v = strtod(s, &end);
-    if (!*s || strspn(s, "+-.0123456789eE") != strlen(s) || *end || !isfinite(v) || v < 0) return BAD_META(r, key, "\"%.60s\" is neither a finite number from 0 up nor n/a", s);
+    if (!*s || strspn(s, "+-.0123456789eE") != strlen(s) || *end || !isfinite(v) || v < 0)
+        return BAD_META(r, key, "\"%.60s\" is neither a finite number from 0 up nor n/a", s);
     *out = v;
     return LM_OK;
 }
@@ -208,7 +217,8 @@ static lm_status get_gate(reader *r, const char *key, const char *text, size_t n
     json_t *o = NULL;
     LM_TRY(lm_json_parse((const uint8_t *)text, n, 0, r->path, &o, r->err));
     lm_status s = json_is_object(o) ? LM_OK : BAD_META(r, key, "must be a JSON object");
-    if (s == LM_OK && json_object_size(o) != 3) s = BAD_META(r, key, "must have top1_min, top1_quarter_min and max_dlogprob, and nothing else");
+    if (s == LM_OK && json_object_size(o) != 3)
+        s = BAD_META(r, key, "must have top1_min, top1_quarter_min and max_dlogprob, and nothing else");
     if (s == LM_OK) s = gate_number(r, key, o, "top1_min", 1, &g->top1_min);
     if (s == LM_OK) s = gate_number(r, key, o, "top1_quarter_min", 1, &g->top1_quarter_min);
     if (s == LM_OK) s = gate_number(r, key, o, "max_dlogprob", 1e6, &g->max_dlogprob);
@@ -244,8 +254,11 @@ static lm_status read_metadata(reader *r) {
     const char *version = meta(r, "trace_version"), *sha = meta(r, "weights_sha256");
     double a = 0, b = 0;
     if (!version) return BAD_META(r, "trace_version", "is missing: this is no trace");
-    if (strcmp(version, "1")) return lm_fail_at(r->err, LM_UNSUPPORTED, r->path, LM_NO_OFFSET, "trace_version", "is \"%.40s\"; this lemma reads version 1", version);
-    if (sha && (strlen(sha) != 64 || strspn(sha, "0123456789abcdef") != 64)) return BAD_META(r, "weights_sha256", "must be 64 lower-case hexadecimal digits");
+    if (strcmp(version, "1"))
+        return lm_fail_at(r->err, LM_UNSUPPORTED, r->path, LM_NO_OFFSET, "trace_version", "is \"%.40s\"; this lemma reads version 1",
+                          version);
+    if (sha && (strlen(sha) != 64 || strspn(sha, "0123456789abcdef") != 64))
+        return BAD_META(r, "weights_sha256", "must be 64 lower-case hexadecimal digits");
     t->weights_sha256 = sha;
     t->dtype = meta(r, "dtype") ? meta(r, "dtype") : "";
     LM_TRY(get_number(r, "cached_vs_full_max_dlogit", &a));

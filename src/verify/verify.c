@@ -4,8 +4,16 @@
 #include <stdio.h>
 #include <string.h>
 
-static lm_status add(lm_judge *j, lm_verdict v, const char *section, const char *name, const char *bound, const char *measured, const char *note, lm_error *err) {
-    lm_claim c = {.verdict = v, .section = section, .name = name, .bound = bound, .measured = measured, .witness = j->trace_path, .sha256 = j->t->sha256, .note = note};
+static lm_status add(lm_judge *j, lm_verdict v, const char *section, const char *name, const char *bound, const char *measured,
+                     const char *note, lm_error *err) {
+    lm_claim c = {.verdict = v,
+                  .section = section,
+                  .name = name,
+                  .bound = bound,
+                  .measured = measured,
+                  .witness = j->trace_path,
+                  .sha256 = j->t->sha256,
+                  .note = note};
     return lm_ledger_add(j->l, &c, err);
 }
 
@@ -16,10 +24,13 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
     char hex[65];
     const char *want = j->t->weights_sha256;
     *refuted = false;
-    if (!want) return add(j, LM_OPEN, "binding", "the trace is of these weights", "", "unbound", "needs a trace that records weights_sha256", err);
-    const lm_value *from = lm_meta_get(&j->e->src->meta, "lemma.source_sha256"); /* in a GGUF that lemma wrote: the folder that it was made from */
+    if (!want)
+        return add(j, LM_OPEN, "binding", "the trace is of these weights", "", "unbound", "needs a trace that records weights_sha256", err);
+    const lm_value *from =
+        lm_meta_get(&j->e->src->meta, "lemma.source_sha256"); /* in a GGUF that lemma wrote: the folder that it was made from */
     if (from && from->kind == LM_V_STRING && !strcmp(from->str.s, want))
-        return add(j, LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", want), "of the folder that the file says it was converted from", err);
+        return add(j, LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", want),
+                   "of the folder that the file says it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
     *refuted = strcmp(hex, want) != 0;
     return add(j, *refuted ? LM_REFUTED : LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
@@ -44,12 +55,14 @@ static lm_status judge_traits(lm_judge *j, lm_error *err) {
             LM_TRY(add(j, LM_PROVEN, "trait", t->name, lm_say(j->l, ">= %u tokens", t->min_tokens),
                        lm_say(j->l, "exercised by c%u (%u tokens%s)", by->k, by->n, continued ? " and its continuation" : ""), NULL, err));
         else
-            LM_TRY(add(j, LM_OPEN, "trait", t->name, lm_say(j->l, ">= %u tokens", t->min_tokens), "", lm_say(j->l, "needs a case of %u tokens or more", t->min_tokens), err));
+            LM_TRY(add(j, LM_OPEN, "trait", t->name, lm_say(j->l, ">= %u tokens", t->min_tokens), "",
+                       lm_say(j->l, "needs a case of %u tokens or more", t->min_tokens), err));
     }
     return LM_OK;
 }
 
-/* ---- texts: the tokenizer gives the trace's ids ---------------------------------------------------------------------------------------- */
+/* ---- texts: the tokenizer gives the trace's ids ----------------------------------------------------------------------------------------
+ */
 static lm_status judge_text(lm_judge *j, const lm_tokenizer *tok, const lm_trace_case *c, lm_error *err) {
     lm_ids ids = {0};
     lm_status st = lm_tokenizer_encode(tok, c->text, c->text_n, true, true, &ids, err);
@@ -62,7 +75,8 @@ static lm_status judge_text(lm_judge *j, const lm_tokenizer *tok, const lm_trace
             note = lm_say(j->l, "position %u: the tokenizer gives %d, the trace has %d", at, ids.id[at], c->ids[at]);
         else if (!same)
             note = lm_say(j->l, "the tokenizer gives %zu ids, the trace has %u, the first %u are equal", ids.n, c->n, at);
-        st = add(j, same ? LM_PROVEN : LM_REFUTED, "text", lm_say(j->l, "c%u tokens of its text", c->k), "equal ids", lm_say(j->l, "%u of %u equal", at, c->n), note, err);
+        st = add(j, same ? LM_PROVEN : LM_REFUTED, "text", lm_say(j->l, "c%u tokens of its text", c->k), "equal ids",
+                 lm_say(j->l, "%u of %u equal", at, c->n), note, err);
     }
     lm_ids_free(&ids);
     return st;
@@ -76,7 +90,8 @@ static lm_status judge_texts(lm_judge *j, lm_error *err) {
     if (!n) return LM_OK;
     lm_status st = lm_tokenizer_from_source(j->e->src, &tok, &why);
     if (st == LM_MISSING || st == LM_UNSUPPORTED)
-        return add(j, LM_OPEN, "text", "tokens of the cases' texts", "equal ids", "", lm_say(j->l, "needs a tokenizer: %s", why.message), err);
+        return add(j, LM_OPEN, "text", "tokens of the cases' texts", "equal ids", "", lm_say(j->l, "needs a tokenizer: %s", why.message),
+                   err);
     if (st != LM_OK) {
         if (err) *err = why;
         return st;
@@ -87,7 +102,8 @@ static lm_status judge_texts(lm_judge *j, lm_error *err) {
     return st;
 }
 
-/* ---- the whole ---------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the whole
+ * ---------------------------------------------------------------------------------------------------------------------------- */
 static lm_status judge_all(lm_judge *j, lm_error *err) {
     bool refuted;
     LM_TRY(judge_binding(j, &refuted, err));
@@ -134,7 +150,8 @@ static lm_status judge_with(lm_judge *j, lm_error *err) {
     LM_TRY(lm_trace_open(j->trace_path, j->e->program, &t, err));
     j->t = t;
     const char *lane = j->eo.device.lane ? j->eo.device.lane : b->lanes[0];
-    j->l->subject = lm_say(j->l, "%s (%s) on %s, lane %s (%s), against %s", j->model, j->e->program->arch, b->name, lane, b->describe(j->e->device), j->trace_path);
+    j->l->subject = lm_say(j->l, "%s (%s) on %s, lane %s (%s), against %s", j->model, j->e->program->arch, b->name, lane,
+                           b->describe(j->e->device), j->trace_path);
     if (j->o->subject) j->o->subject(j->o->claim_ctx, j->l->subject);
     lm_status st = alloc_rows(j, err);
     if (st == LM_OK) st = judge_all(j, err);
@@ -163,7 +180,8 @@ lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **o
         st = lm_engine_open(model, &j.eo, &j.e, err);
     }
     if (st == LM_OK && !o->trace && !lm_is_file(j.trace_path))
-        st = lm_fail_at(err, LM_MISSING, j.trace_path, LM_NO_OFFSET, NULL, "there is no trace beside the model; name one, or write one with tools/export_oracle.py");
+        st = lm_fail_at(err, LM_MISSING, j.trace_path, LM_NO_OFFSET, NULL,
+                        "there is no trace beside the model; name one, or write one with tools/export_oracle.py");
     if (st == LM_OK) {
         j.f64 = !strcmp(j.e->backend->name, "f64");
         st = judge_with(&j, err);

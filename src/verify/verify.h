@@ -25,7 +25,7 @@ typedef struct lm_trace_case {
     const lm_tensor **hidden; /* [n_layers + 2]: embed, layers, norm */
     uint32_t n_hidden;        /* how many of them are there */
     const lm_tensor *logits, *logits_last, *top_logprobs, *greedy_logits;
-    const int32_t *argmax; /* [n] */
+    const int32_t *argmax;  /* [n] */
     const int32_t *top_ids; /* [n][n_top] */
     uint32_t n_top;
     const int32_t *greedy; /* [n_greedy] */
@@ -57,8 +57,9 @@ lm_val lm_hidden_value(const lm_program *p, uint32_t slot);
 void lm_rows_f64(const lm_rows *r, uint32_t i, double *dst); /* row i */
 bool lm_finite(const double *x, uint64_t n);
 double lm_cosine(const double *a, const double *b, uint64_t n);
-double lm_max_diff(const double *a, const double *b, uint64_t n, uint64_t *at); /* at: where, the first of equals, or the first non-finite */
-uint32_t lm_argmax_row(const double *x, uint32_t n);                            /* the lowest id among equals */
+double lm_max_diff(const double *a, const double *b, uint64_t n,
+                   uint64_t *at);                    /* at: where, the first of equals, or the first non-finite */
+uint32_t lm_argmax_row(const double *x, uint32_t n); /* the lowest id among equals */
 double lm_log_sum_exp(const double *x, uint32_t n);
 /* The k ids of the largest values, equal ones in id order; k ≤ n, all finite. */
 void lm_top_row(const double *x, uint32_t n, uint32_t k, int32_t *ids);
@@ -74,7 +75,7 @@ struct lm_ledger {
     bool nomem; /* sticky: lm_ledger_add reports it */
 };
 lm_status lm_ledger_create(lm_ledger **out, lm_error *err);
-LM_PRINTF(2, 3) const char *lm_say(lm_ledger *l, const char *fmt, ...); /* one line in the ledger's arena */
+LM_PRINTF(2, 3) const char *lm_say(lm_ledger *l, const char *fmt, ...);  /* one line in the ledger's arena */
 lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err); /* copies the strings; NULL becomes "" */
 
 /* ---- the run: what the gates share --------------------------------------------------------------------------------------------------*/
@@ -85,9 +86,9 @@ typedef struct lm_judge {
     const char *model, *trace_path;
     const lm_trace *t;
     lm_ledger *l;
-    bool f64;         /* the arbiter itself is on trial */
+    bool f64;           /* the arbiter itself is on trial */
     double *ours, *ref; /* [widest row] */
-    double *last;     /* [vocab]: ours at the latest position */
+    double *last;       /* [vocab]: ours at the latest position */
 } lm_judge;
 
 /* Claims of one case, named after it: section, name "cK what", witness the trace. note may be NULL. */
@@ -109,11 +110,11 @@ typedef struct lm_forward {
     lm_judge *j;
     const lm_trace_case *c;
     const char *stage;
-    lm_worst cosine, logit, last, logprob; /* at: the hidden slot, or the token id */
+    lm_worst cosine, logit, last, logprob;              /* at: the hidden slot, or the token id */
     uint32_t flips, flip_position, flip_ours, flip_ref; /* arg-max: how many differ, and the first */
-    uint32_t *top_wrong; /* G2: per quarter, positions whose top-1 differs; [4] */
-    uint32_t quarter;    /* G2: its length */
-    bool not_finite, stray; /* stray: a row came that wasn't asked for */
+    uint32_t *top_wrong;                                /* G2: per quarter, positions whose top-1 differs; [4] */
+    uint32_t quarter;                                   /* G2: its length */
+    bool not_finite, stray;                             /* stray: a row came that wasn't asked for */
     uint32_t bad_position;
     uint32_t *seen; /* hidden rows that came, per slot */
     uint32_t rows;  /* logits rows that came */
@@ -123,10 +124,10 @@ lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err);
 const char *lm_say_cosine(lm_ledger *l, double cosine); /* "1 - 2.1e-12" */
 bool lm_forward_has_argmax(const lm_trace_case *c);
 
-lm_status lm_judge_g1(lm_judge *j, const lm_trace_case *c, lm_error *err);                   /* forward.c */
+lm_status lm_judge_g1(lm_judge *j, const lm_trace_case *c, lm_error *err);                                         /* forward.c */
 lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err); /* greedy.c */
-lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err);            /* greedy.c */
-lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err);                   /* tower.c */
-lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err);                                 /* tower.c: claims of the whole file */
-lm_status lm_judge_determinism(lm_judge *j, lm_error *err);                                  /* determinism.c */
+lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err);                                  /* greedy.c */
+lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err);                                         /* tower.c */
+lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err); /* tower.c: claims of the whole file */
+lm_status lm_judge_determinism(lm_judge *j, lm_error *err);  /* determinism.c */
 #endif

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """lemma dump: what it writes is what transformers computed, and what it computes depends on nothing else. usage: B=build test_dump.py"""
+
 import json
 import os
 import re
@@ -64,9 +65,19 @@ def against_transformers(backend, file):
         lps = st.values(own[f"c{k}.top.logprobs"])
         check(f"{backend}: c{k}.argmax", st.values(own[f"c{k}.argmax"]) == best and top[::64] == best)
         check(f"{backend}: c{k}.top in order", all((-lps[64 * p + i], 0) <= (-lps[64 * p + i + 1], 1) for p in range(T) for i in range(63)))
-        check(f"{backend}: c{k}.top ids are distinct", all(len(set(top[64 * p:64 * p + 64])) == 64 for p in range(T)))
-        check(f"{backend}: c{k}.greedy.logits", own[f"c{k}.greedy.logits"][1] == [24, V] and st.values(own[f"c{k}.greedy.logits"])[:V] == rows[-V:])
-    check(f"{backend}: metadata", meta["trace_version"] == "1" and meta["weights_sha256"] == ref_meta["weights_sha256"] and meta["backend"] == backend and meta["made_by"].startswith("lemma "), str(meta))
+        check(f"{backend}: c{k}.top ids are distinct", all(len(set(top[64 * p : 64 * p + 64])) == 64 for p in range(T)))
+        check(
+            f"{backend}: c{k}.greedy.logits",
+            own[f"c{k}.greedy.logits"][1] == [24, V] and st.values(own[f"c{k}.greedy.logits"])[:V] == rows[-V:],
+        )
+    check(
+        f"{backend}: metadata",
+        meta["trace_version"] == "1"
+        and meta["weights_sha256"] == ref_meta["weights_sha256"]
+        and meta["backend"] == backend
+        and meta["made_by"].startswith("lemma "),
+        str(meta),
+    )
     r = lemma("verify", MODEL, file, "--determinism", "off")
     check(f"{backend}: verify reads it", r.returncode == 0, r.stdout + r.stderr)
 
@@ -79,7 +90,9 @@ def same_bits():
         a, b = st.read(plain)[0], st.read(other)[0]
         check(f"the same values with {args}", all(b[k] == v for k, v in a.items()))
     taps = st.read(path("other0"))[0]
-    check("taps", all(f"c1.tap.{x}" in taps for x in ("embed", "layer.3.attn.q", "norm", "logits")), str([k for k in taps if "tap" in k][:9]))
+    check(
+        "taps", all(f"c1.tap.{x}" in taps for x in ("embed", "layer.3.attn.q", "norm", "logits")), str([k for k in taps if "tap" in k][:9])
+    )
     check("taps are the hidden states", taps["c1.tap.norm"] == taps["c1.hidden.norm"] and taps["c1.tap.logits"] == taps["c1.logits"])
     _, arbiter = dump("arbiter", "--backend", "f64")
     check("the arbiter has other bits", arbiter != want)
@@ -94,20 +107,38 @@ def sources():
     r = lemma("dump", os.path.join(ROOT, "tests/fixtures/gguf/llama.gguf"), "--prompt", "hello", "-o", path("text"))
     check("prompt", r.returncode == 0 and len(st.values(st.read(path("text"))[0]["c0.ids"])) >= 2, r.stderr)
     r = lemma("dump", MODEL, "--ids-from", ORACLE, "-o", path("again"))
-    check("the cases keep their numbers", r.returncode == 0 and all(st.read(path("again"))[0][f"c{k}.ids"] == st.read(ORACLE)[0][f"c{k}.ids"] for k in range(3)))
+    check(
+        "the cases keep their numbers",
+        r.returncode == 0 and all(st.read(path("again"))[0][f"c{k}.ids"] == st.read(ORACLE)[0][f"c{k}.ids"] for k in range(3)),
+    )
 
 
 def usage():
     out = path("never")
     for name, args, wanted in [
-            ("no ids", ["-o", out], "exactly one of --ids"), ("two sources", ["--ids", "1", "--prompt", "x", "-o", out], "exactly one of --ids"), ("no file", ["--ids", "1"], "-o"),
-            ("an id outside", ["--ids", "1,320", "-o", out], "320 at position 1 is outside the vocabulary of 320"), ("no tokenizer", ["--prompt", "x", "-o", out], "give token ids with --ids"),
-            ("no such trace", ["--ids-from", path("none"), "-o", out], "none"), ("no such folder", ["--ids", "1", "-o", path("no/where")], "no/where"),
-            ("no such backend", ["--ids", "1", "--backend", "abacus", "-o", out], "abacus"), ("no number", ["--ids", "1", "--greedy", "x", "-o", out], "--greedy")]:
+        ("no ids", ["-o", out], "exactly one of --ids"),
+        ("two sources", ["--ids", "1", "--prompt", "x", "-o", out], "exactly one of --ids"),
+        ("no file", ["--ids", "1"], "-o"),
+        ("an id outside", ["--ids", "1,320", "-o", out], "320 at position 1 is outside the vocabulary of 320"),
+        ("no tokenizer", ["--prompt", "x", "-o", out], "give token ids with --ids"),
+        ("no such trace", ["--ids-from", path("none"), "-o", out], "none"),
+        ("no such folder", ["--ids", "1", "-o", path("no/where")], "no/where"),
+        ("no such backend", ["--ids", "1", "--backend", "abacus", "-o", out], "abacus"),
+        ("no number", ["--ids", "1", "--greedy", "x", "-o", out], "--greedy"),
+    ]:
         r = lemma("dump", MODEL, *args)
-        check(name, r.returncode == 2 and len(r.stderr.splitlines()) == 1 and wanted in r.stderr and not r.stdout and not os.path.exists(out), f"status {r.returncode}\n{r.stdout}{r.stderr}")
+        check(
+            name,
+            r.returncode == 2 and len(r.stderr.splitlines()) == 1 and wanted in r.stderr and not r.stdout and not os.path.exists(out),
+            f"status {r.returncode}\n{r.stdout}{r.stderr}",
+        )
     r = lemma("dump", "-h")
-    check("help", r.returncode == 0 and all(x in r.stdout for x in ("--ids", "--ids-from", "--prompt", "--greedy", "--taps", "--hash", "--backend", "--lane", "--out")), r.stdout)
+    check(
+        "help",
+        r.returncode == 0
+        and all(x in r.stdout for x in ("--ids", "--ids-from", "--prompt", "--greedy", "--taps", "--hash", "--backend", "--lane", "--out")),
+        r.stdout,
+    )
 
 
 for b in ("cpu", "f64"):

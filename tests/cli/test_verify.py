@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """lemma verify: the gates pass on an honest trace, and every kind of doctored trace is refuted or refused. usage: B=build test_verify.py"""
+
 import json
 import os
 import re
@@ -68,7 +69,12 @@ def refused(name, change, wanted, status=2, extra=("--determinism", "off")):
 
 def holds(name, change, wanted=(), unwanted=(), source=ORACLE, extra=("--determinism", "off"), status=0):
     r = verify(MODEL, doctored(change, source), *extra)
-    ok = r.returncode == status and not refuted(r.stdout) and all(re.search(w, r.stdout, re.M) for w in wanted) and not any(re.search(w, r.stdout, re.M) for w in unwanted)
+    ok = (
+        r.returncode == status
+        and not refuted(r.stdout)
+        and all(re.search(w, r.stdout, re.M) for w in wanted)
+        and not any(re.search(w, r.stdout, re.M) for w in unwanted)
+    )
     check(name, ok, f"status {r.returncode}\n{r.stdout}{r.stderr}")
 
 
@@ -76,6 +82,7 @@ def add_logit(position, i, by):
     def change(t, m):
         at = position * VOCAB + i
         st.put(t["c1.logits"], at, st.get(t["c1.logits"], at) + by)
+
     return change
 
 
@@ -87,6 +94,7 @@ def drop(*patterns):
     def change(t, m):
         for k in [k for k in t if any(re.search(p, k) for p in patterns)]:
             del t[k]
+
     return change
 
 
@@ -94,6 +102,7 @@ def keep(*patterns):
     def change(t, m):
         for k in [k for k in t if not any(re.search(p, k) for p in patterns)]:
             del t[k]
+
     return change
 
 
@@ -102,146 +111,277 @@ def metadata(key, value):
         m.pop(key, None)
         if value is not None:
             m[key] = value
+
     return change
 
 
-# ---- an honest trace ------------------------------------------------------------------------------------------------------------------
+# ---- an honest trace ----
 def honest():
     for args in ([], ["--backend", "f64"], ["--threads", "1", "--chunk", "3"]):
         r = verify(MODEL, *args)
-        check(f"honest {args}", r.returncode == 0 and re.search(r"^\d+ proven, \d+ open, 0 refuted$", r.stdout.splitlines()[-1]) and not r.stderr, r.stdout + r.stderr)
-        for row in ("binding", "trait", "G1 +c2 hidden cosine", "G1 +c2 argmax", "G1 +c2 max", "G1 +c2 greedy", "G1 +c2 prefill", "G4 +threads +1, 2, 3, 8",
-                    "G4 +chunks +1, 7, 32, whole", "G4 +company", "G4 +sessions", "G4 +taps"):
+        check(
+            f"honest {args}",
+            r.returncode == 0 and re.search(r"^\d+ proven, \d+ open, 0 refuted$", r.stdout.splitlines()[-1]) and not r.stderr,
+            r.stdout + r.stderr,
+        )
+        for row in (
+            "binding",
+            "trait",
+            "G1 +c2 hidden cosine",
+            "G1 +c2 argmax",
+            "G1 +c2 max",
+            "G1 +c2 greedy",
+            "G1 +c2 prefill",
+            "G4 +threads +1, 2, 3, 8",
+            "G4 +chunks +1, 7, 32, whole",
+            "G4 +company",
+            "G4 +sessions",
+            "G4 +taps",
+        ):
             check(f"honest {args}: {row}", re.search(f"^PROVEN +{row}", r.stdout, re.M), r.stdout)
     r = verify(MODEL, "--json")
     check("json", r.returncode == 0, r.stderr)
     d = json.loads(r.stdout)
     verdicts = [c["verdict"] for c in d["claims"]]
-    check("json counts", r.returncode == 0 and d["exit"] == 0 and [verdicts.count(v) for v in ("PROVEN", "OPEN", "REFUTED")] == [d["proven"], d["open"], d["refuted"]], r.stdout)
+    check(
+        "json counts",
+        r.returncode == 0
+        and d["exit"] == 0
+        and [verdicts.count(v) for v in ("PROVEN", "OPEN", "REFUTED")] == [d["proven"], d["open"], d["refuted"]],
+        r.stdout,
+    )
     check("json witnesses", all(len(c["sha256"]) == 64 for c in d["claims"] if c["verdict"] == "PROVEN"), r.stdout)
     hashes = {c["sha256"] for c in d["claims"] if c["section"] == "G4" and c["verdict"] == "PROVEN"}
     check("one hash of logits", len(hashes) == 1, str(hashes))
     r = verify(MODEL, "--determinism", "full")
-    check("the grid", r.returncode == 0 and re.search(r"^PROVEN +G4 +the whole grid +\d+ configurations", r.stdout, re.M), r.stdout + r.stderr)
+    check(
+        "the grid", r.returncode == 0 and re.search(r"^PROVEN +G4 +the whole grid +\d+ configurations", r.stdout, re.M), r.stdout + r.stderr
+    )
 
 
-# ---- doctored: refuted, with the counterexample -------------------------------------------------------------------------------------------
+# ---- doctored: refuted, with the counterexample ----
 def refutations():
     nan, inf = float("nan"), float("inf")
     g = st.values(st.read(ORACLE)[0]["c1.greedy"])
-    expect("a greedy id flipped", setter("c1.greedy", 5, (g[5] + 1) % VOCAB),
-           [rf"c1 greedy continuation .*5 of 24 equal.*step 5: we choose {g[5]}, the trace {(g[5] + 1) % VOCAB}.*the arbiter's margin.*for ours.*not a near-tie"])
+    expect(
+        "a greedy id flipped",
+        setter("c1.greedy", 5, (g[5] + 1) % VOCAB),
+        [
+            rf"c1 greedy continuation .*5 of 24 equal.*step 5: we choose {g[5]}, the trace {(g[5] + 1) % VOCAB}"
+            r".*the arbiter's margin.*for ours.*not a near-tie"
+        ],
+    )
     expect("the first greedy id flipped", setter("c1.greedy", 0, (g[0] + 1) % VOCAB), [r"step 0: we choose .*the arbiter's margin"])
-    expect("a greedy id flipped, f64", setter("c1.greedy", 5, (g[5] + 1) % VOCAB), [r"c1 greedy continuation .*step 5"], extra=("--determinism", "off", "--backend", "f64"))
-    expect("a NaN among the logits", setter("c1.logits", 4 * VOCAB + 7, nan), [r"c1 argmax .*position 4: the trace's logits are not finite", r"c1 max \|dlogit\| +-?nan at position 4, id 7"])
-    expect("an infinity among the logits", setter("c1.logits", 4 * VOCAB + 7, -inf), [r"c1 argmax", r"c1 max \|dlogit\| .*position 4, id 7"])
-    expect("a NaN in a hidden state", setter("c1.hidden.layer.2", 3 * HIDDEN + 5, nan), [r"c1 hidden cosine +-?nan at layer.2, position 3.*not finite"])
-    expect("a logit off by ten bounds", add_logit(6, 11, 10 * 5 * NOISE), [r"c1 max \|dlogit\| +0.0026\d* at position 6, id 11 .*ours .*, the trace's"])
-    expect("a logit off by ten bounds, f64", add_logit(6, 11, 10 * 5 * NOISE), [r"c1 max \|dlogit\| .*position 6, id 11"], extra=("--determinism", "off", "--backend", "f64"))
+    expect(
+        "a greedy id flipped, f64",
+        setter("c1.greedy", 5, (g[5] + 1) % VOCAB),
+        [r"c1 greedy continuation .*step 5"],
+        extra=("--determinism", "off", "--backend", "f64"),
+    )
+    expect(
+        "a NaN among the logits",
+        setter("c1.logits", 4 * VOCAB + 7, nan),
+        [r"c1 argmax .*position 4: the trace's logits are not finite", r"c1 max \|dlogit\| +-?nan at position 4, id 7"],
+    )
+    expect(
+        "an infinity among the logits", setter("c1.logits", 4 * VOCAB + 7, -inf), [r"c1 argmax", r"c1 max \|dlogit\| .*position 4, id 7"]
+    )
+    expect(
+        "a NaN in a hidden state",
+        setter("c1.hidden.layer.2", 3 * HIDDEN + 5, nan),
+        [r"c1 hidden cosine +-?nan at layer.2, position 3.*not finite"],
+    )
+    expect(
+        "a logit off by ten bounds",
+        add_logit(6, 11, 10 * 5 * NOISE),
+        [r"c1 max \|dlogit\| +0.0026\d* at position 6, id 11 .*ours .*, the trace's"],
+    )
+    expect(
+        "a logit off by ten bounds, f64",
+        add_logit(6, 11, 10 * 5 * NOISE),
+        [r"c1 max \|dlogit\| .*position 6, id 11"],
+        extra=("--determinism", "off", "--backend", "f64"),
+    )
 
     def shift(t, m):
         data = t["c2.hidden.layer.1"][2]
-        data[20 * 4 * HIDDEN:21 * 4 * HIDDEN] = data[19 * 4 * HIDDEN:20 * 4 * HIDDEN]
+        data[20 * 4 * HIDDEN : 21 * 4 * HIDDEN] = data[19 * 4 * HIDDEN : 20 * 4 * HIDDEN]
+
     expect("a hidden row shifted", shift, [r"c2 hidden cosine .* at layer.1, position 20"])
 
-    def swap(t, m):   # another winner at one position, and its logits too
+    def swap(t, m):  # another winner at one position, and its logits too
         row = [st.get(t["c1.logits"], 2 * VOCAB + i) for i in range(VOCAB)]
         best = row.index(max(row))
         other = (best + 100) % VOCAB
         st.put(t["c1.logits"], 2 * VOCAB + other, row[best] + 1)
+
     expect("another winner", swap, [r"c1 argmax .*8 of 9 equal.*position 2: we choose", r"c1 max \|dlogit\| .*position 2"])
     expect("other weights", metadata("weights_sha256", "0" * 64), [r"binding .*the trace was made from weights 0000000000000000"])
 
     def argmax(t, m):
-        rows = [st.values(t["c1.logits"])[VOCAB * p:VOCAB * (p + 1)] for p in range(9)]
+        rows = [st.values(t["c1.logits"])[VOCAB * p : VOCAB * (p + 1)] for p in range(9)]
         best = [r.index(max(r)) for r in rows]
         best[8] ^= 1
         t["c1.argmax"] = st.tensor("I32", [9], best)
+
     expect("an arg-max flipped", argmax, [r"c1 argmax .*position 8"])
 
     def noise(t, m):  # the bound is the trace's own
         m["cached_vs_full_max_dlogit"] = m["float64_max_dlogit"] = "1e-9"
+
     r = verify(MODEL, doctored(noise), "--determinism", "off")
     check("noise sets the bound", r.returncode == 1 and all("max |dlogit|" in x and "<= 5e-09" in x for x in refuted(r.stdout)), r.stdout)
 
 
-# ---- doctored: refused ----------------------------------------------------------------------------------------------------------------------
+# ---- doctored: refused ----
 def refusals():
     refused("an id outside the vocabulary", setter("c1.ids", 2, VOCAB), r"c1\.ids: id 320 is outside the vocabulary of 320")
     refused("a negative id", setter("c0.ids", 0, -1), r"c0\.ids: id -1 is outside")
     refused("a greedy id outside", setter("c2.greedy", 3, 1 << 30), r"c2\.greedy: id 1073741824")
     refused("a case without ids", drop(r"c1\.ids"), r"c1\.ids: is missing")
-    refused("a tensor too short", lambda t, m: t.__setitem__("c1.logits", ["F32", [8, VOCAB], t["c1.logits"][2][:8 * VOCAB * 4]]), r"c1\.logits: wanted the shape \[9, 320\], found \[8, 320\]")
-    refused("a hidden layer too many", lambda t, m: t.__setitem__("c1.hidden.layer.4", t["c1.hidden.layer.3"]), r"c1\.hidden\.layer\.4: the model has")
-    refused("a hidden state of another width", lambda t, m: t.__setitem__("c0.hidden.embed", ["F32", [2, 48], t["c0.hidden.embed"][2]]), r"wanted the shape \[1, 96\]")
+    refused(
+        "a tensor too short",
+        lambda t, m: t.__setitem__("c1.logits", ["F32", [8, VOCAB], t["c1.logits"][2][: 8 * VOCAB * 4]]),
+        r"c1\.logits: wanted the shape \[9, 320\], found \[8, 320\]",
+    )
+    refused(
+        "a hidden layer too many",
+        lambda t, m: t.__setitem__("c1.hidden.layer.4", t["c1.hidden.layer.3"]),
+        r"c1\.hidden\.layer\.4: the model has",
+    )
+    refused(
+        "a hidden state of another width",
+        lambda t, m: t.__setitem__("c0.hidden.embed", ["F32", [2, 48], t["c0.hidden.embed"][2]]),
+        r"wanted the shape \[1, 96\]",
+    )
     refused("an unknown tensor", lambda t, m: t.__setitem__("c1.logit", t["c1.logits"]), r"c1\.logit: is no tensor that a trace has")
     refused("a name of no case", lambda t, m: t.__setitem__("c01.ids", t["c1.ids"]), r"c01\.ids: is no tensor")
     refused("ids of another type", lambda t, m: t.__setitem__("c1.ids", ["F32", [9], t["c1.ids"][2]]), r"c1\.ids: is of type F32")
-    refused("logits of another type", lambda t, m: t.__setitem__("c1.logits", ["I32", [9, VOCAB], t["c1.logits"][2]]), r"c1\.logits: is of type I32")
+    refused(
+        "logits of another type",
+        lambda t, m: t.__setitem__("c1.logits", ["I32", [9, VOCAB], t["c1.logits"][2]]),
+        r"c1\.logits: is of type I32",
+    )
     refused("no case", keep("nothing"), r"c0\.ids: the trace holds no case")
-    refused("log-probabilities without ids", lambda t, m: t.__setitem__("c1.top.logprobs", t["c1.logits"]), r"c1\.top\.logprobs: has no top\.ids")
+    refused(
+        "log-probabilities without ids",
+        lambda t, m: t.__setitem__("c1.top.logprobs", t["c1.logits"]),
+        r"c1\.top\.logprobs: has no top\.ids",
+    )
     refused("no version", metadata("trace_version", None), r"trace_version: is missing")
     refused("another version", metadata("trace_version", "2"), r"trace_version: is \"2\"; this lemma reads version 1")
     refused("a bad hash", metadata("weights_sha256", "abc"), r"weights_sha256: must be 64")
     for bad in ("", "nan", "-1", "1e999", "0x1p3", "1e-5 "):
         refused(f"noise {bad!r}", metadata("float64_max_dlogit", bad), r"float64_max_dlogit: ")
-    for bad in ("{", "[]", '{"top1_min": 1.0}', '{"top1_min": 2, "top1_quarter_min": 1, "max_dlogprob": 1}', '{"top1_min": "1", "top1_quarter_min": 1, "max_dlogprob": 1}'):
+    for bad in (
+        "{",
+        "[]",
+        '{"top1_min": 1.0}',
+        '{"top1_min": 2, "top1_quarter_min": 1, "max_dlogprob": 1}',
+        '{"top1_min": "1", "top1_quarter_min": 1, "max_dlogprob": 1}',
+    ):
         refused(f"gate {bad}", metadata("c1.gate", bad), r"doctored\.safetensors: ")
-    refused("a gate without top ids", metadata("c1.gate", '{"top1_min": 1, "top1_quarter_min": 1, "max_dlogprob": 1}'), r"c1\.gate: .*needs top\.ids")
+    refused(
+        "a gate without top ids",
+        metadata("c1.gate", '{"top1_min": 1, "top1_quarter_min": 1, "max_dlogprob": 1}'),
+        r"c1\.gate: .*needs top\.ids",
+    )
     refused("a text of no case", metadata("c7.text", "hello"), r"c7\.text: belongs to a case")
 
 
-# ---- partial traces are judged on what they have ---------------------------------------------------------------------------------------------
+# ---- partial traces are judged on what they have ----
 def partial():
     holds("unbound", metadata("weights_sha256", None), [r"^OPEN +binding +.*unbound"])
     holds("only ids", keep(r"ids$"), [r"^PROVEN +G1 +c1 prefill", "^OPEN +G1 +c0 prefill"], ["argmax", "hidden", "greedy cont"])
     holds("one token and nothing else", keep(r"^c0\.ids$"), [r"^OPEN +G1 +c0 prefill"], status=3)
     holds("some hidden states", drop(r"hidden\.layer\.[02]", r"hidden\.embed"), [r"c1 hidden cosine .*\(3 states\)"])
-    holds("n/a noise", lambda t, m: (m.update(cached_vs_full_max_dlogit="n/a (why)"), m.pop("float64_max_dlogit")), [r"<= 0.05 \(no noise recorded\)"])
+    holds(
+        "n/a noise",
+        lambda t, m: (m.update(cached_vs_full_max_dlogit="n/a (why)"), m.pop("float64_max_dlogit")),
+        [r"<= 0.05 \(no noise recorded\)"],
+    )
 
     def last(t, m):
         rows = st.values(t["c1.logits"])
         t["c1.logits.last"] = st.tensor("F32", [VOCAB], rows[-VOCAB:])
         keep(r"^c1\.(ids|logits\.last)$")(t, m)
+
     holds("only the last logits", last, [r"^PROVEN +G1 +c1 max \|dlogit\|, last position"], ["argmax"])
 
     def last_off(t, m):
         last(t, m)
         st.put(t["c1.logits.last"], 9, st.get(t["c1.logits.last"], 9) + 0.1)
+
     expect("the last logits off", last_off, [r"c1 max \|dlogit\|, last position +0.1 at position 8, id 9"])
-    r = verify(os.path.join(ROOT, "tests/fixtures/mistral"), doctored(keep(r"^c0\.(ids|logits)$"), os.path.join(ROOT, "tests/fixtures/mistral/oracle.safetensors")), "--determinism", "off")
-    check("a trait that no case exercises", r.returncode == 0 and re.search(r"^OPEN +trait +sliding window.*\n +needs a case of \d+ tokens", r.stdout, re.M), r.stdout + r.stderr)
+    r = verify(
+        os.path.join(ROOT, "tests/fixtures/mistral"),
+        doctored(keep(r"^c0\.(ids|logits)$"), os.path.join(ROOT, "tests/fixtures/mistral/oracle.safetensors")),
+        "--determinism",
+        "off",
+    )
+    check(
+        "a trait that no case exercises",
+        r.returncode == 0 and re.search(r"^OPEN +trait +sliding window.*\n +needs a case of \d+ tokens", r.stdout, re.M),
+        r.stdout + r.stderr,
+    )
 
 
-# ---- the tower gate, top-64 rows: on a trace of lemma's own --------------------------------------------------------------------------------------
+# ---- the tower gate, top-64 rows: on a trace of lemma's own ----
 def tower():
     own = os.path.join(folder.name, "own.safetensors")
     r = lemma("dump", MODEL, "--ids-from", ORACLE, "--backend", "f64", "--greedy", "4", "-o", own)
     check("dump for the tower gate", r.returncode == 0, r.stderr)
     gate = metadata("c2.gate", '{"top1_min": 1.0, "top1_quarter_min": 1.0, "max_dlogprob": 0.002}')
-    rows = [r"^PROVEN +G2 +c2 top-1 over all positions +1.0000 \(37 of 37\)", r"^PROVEN +G2 +c2 top-1 in the worst quarter", r"^PROVEN +G2 +c2 max \|dlogprob\|",
-            r"^PROVEN +G2 +c2 second run", r"^PROVEN +G2 +files and bytes touched +1 file"]
+    rows = [
+        r"^PROVEN +G2 +c2 top-1 over all positions +1.0000 \(37 of 37\)",
+        r"^PROVEN +G2 +c2 top-1 in the worst quarter",
+        r"^PROVEN +G2 +c2 max \|dlogprob\|",
+        r"^PROVEN +G2 +c2 second run",
+        r"^PROVEN +G2 +files and bytes touched +1 file",
+    ]
     holds("the tower gate", gate, rows, [r"G1 +c2"], source=own)
 
     def with_gate(change):
         return lambda t, m: (gate(t, m), change(t, m))
 
-    def top(position):   # the two best change places
+    def top(position):  # the two best change places
         def change(t, m):
             for name in ("c2.top.ids", "c2.top.logprobs"):
                 a, b = st.get(t[name], 64 * position), st.get(t[name], 64 * position + 1)
                 st.put(t[name], 64 * position, b)
                 st.put(t[name], 64 * position + 1, a)
+
         return change
-    expect("a top-1 flipped", with_gate(top(15)), [r"c2 top-1 over all positions +0.9730 .*first at position 15", r"c2 top-1 in the worst quarter +0.9000 \(from position 10\)"], source=own)
+
+    expect(
+        "a top-1 flipped",
+        with_gate(top(15)),
+        [r"c2 top-1 over all positions +0.9730 .*first at position 15", r"c2 top-1 in the worst quarter +0.9000 \(from position 10\)"],
+        source=own,
+    )
     loose = '{"top1_min": 0.9, "top1_quarter_min": 0.85, "max_dlogprob": 0.002}'
     damaged = with_gate(lambda t, m: (m.__setitem__("c2.gate", loose), top(31)(t, m), top(33)(t, m)))
     expect("a damaged stretch", damaged, [r"c2 top-1 in the worst quarter +0.7143 \(from position 30\)"], source=own)
-    expect("a log-probability off", with_gate(lambda t, m: st.put(t["c2.top.logprobs"], 64 * 3 + 9, st.get(t["c2.top.logprobs"], 64 * 3 + 9) + 0.01)), [r"c2 max \|dlogprob\|, top ids +(0.01|0.0099\d*|0.0100\d*) at position 3"], source=own)
-    expect("a log-probability off, G1", lambda t, m: st.put(t["c2.top.logprobs"], 64 * 3 + 9, float("nan")), [r"c2 max \|dlogprob\|, top ids +-?nan at position 3"], source=own)
+    expect(
+        "a log-probability off",
+        with_gate(lambda t, m: st.put(t["c2.top.logprobs"], 64 * 3 + 9, st.get(t["c2.top.logprobs"], 64 * 3 + 9) + 0.01)),
+        [r"c2 max \|dlogprob\|, top ids +(0.01|0.0099\d*|0.0100\d*) at position 3"],
+        source=own,
+    )
+    expect(
+        "a log-probability off, G1",
+        lambda t, m: st.put(t["c2.top.logprobs"], 64 * 3 + 9, float("nan")),
+        [r"c2 max \|dlogprob\|, top ids +-?nan at position 3"],
+        source=own,
+    )
     holds("an embedding scale", metadata("embed_scale_bf16", "1.0"), [r"^PROVEN +G2 +embedding scale"], source=own)
     expect("another embedding scale", metadata("embed_scale_bf16", "9.8125"), [r"embedding scale, as bfloat16 +1 "], source=own)
-    expect("greedy logits off", lambda t, m: st.put(t["c1.greedy.logits"], 2 * VOCAB + 5, 99.0), [r"c1 max \|dlogit\|, greedy .*step 2, id 5"], source=own)
+    expect(
+        "greedy logits off",
+        lambda t, m: st.put(t["c1.greedy.logits"], 2 * VOCAB + 5, 99.0),
+        [r"c1 max \|dlogit\|, greedy .*step 2, id 5"],
+        source=own,
+    )
 
 
 def near_tie():
@@ -254,18 +394,26 @@ def near_tie():
     for k in range(3):
         rows = st.values(tensors[f"c{k}.greedy.logits"])
         for step in range(24):
-            row = rows[VOCAB * step:VOCAB * (step + 1)]
+            row = rows[VOCAB * step : VOCAB * (step + 1)]
             a, b = sorted(range(VOCAB), key=lambda i: -row[i])[:2]
             margins.append((row[a] - row[b], k, step, a, b))
     margin, k, step, best, other = min(margins)
     check("close enough", margin < 0.05, str(margin))
     for noise, call in (("0.02", r"[^t] a near-tie \(rounding explains 0.1\)"), ("1e-5", r"not a near-tie \(rounding explains 0.0001\)")):
+
         def change(t, m):
             st.put(t[f"c{k}.greedy"], step, other)
             m["float64_max_dlogit"] = noise
+
         r = verify(MODEL, doctored(change, own), "--determinism", "off")
-        wanted = rf"c{k} greedy continuation .*step {step}: we choose {best}, the trace {other}; our margin {margin:.2g}.*for ours; from the arbiter: ours .*e-\d+, the trace .*" + call
-        check(f"a near-tie, noise {noise}", r.returncode == 1 and any(re.search(wanted, x) for x in notes(r.stdout)), wanted + "\n" + r.stdout)
+        wanted = (
+            rf"c{k} greedy continuation .*step {step}: we choose {best}, the trace {other}; our margin {margin:.2g}"
+            r".*for ours; from the arbiter: ours .*e-\d+, the trace .*"
+            + call
+        )
+        check(
+            f"a near-tie, noise {noise}", r.returncode == 1 and any(re.search(wanted, x) for x in notes(r.stdout)), wanted + "\n" + r.stdout
+        )
 
 
 def texts():
@@ -274,24 +422,47 @@ def texts():
     check("dump of a text", r.returncode == 0, r.stderr)
     r = verify(gguf, doctored(metadata("c0.text", "hello world"), own), "--determinism", "off")
     check("a text", r.returncode == 0 and re.search(r"^PROVEN +text +c0", r.stdout, re.M), r.stdout + r.stderr)
-    expect("another text", metadata("c0.text", "hello worlt"), [r"text +c0 tokens of its text .*position \d+: the tokenizer gives"], source=own, model=gguf)
-    expect("a longer text", metadata("c0.text", "hello worlds"), [r"text +c0 tokens of its text .*the tokenizer gives"], source=own, model=gguf)
+    expect(
+        "another text",
+        metadata("c0.text", "hello worlt"),
+        [r"text +c0 tokens of its text .*position \d+: the tokenizer gives"],
+        source=own,
+        model=gguf,
+    )
+    expect(
+        "a longer text", metadata("c0.text", "hello worlds"), [r"text +c0 tokens of its text .*the tokenizer gives"], source=own, model=gguf
+    )
     holds("a text and no tokenizer", metadata("c1.text", "hello"), [r"^OPEN +text +.*\n +needs a tokenizer"])
 
 
 def usage():
     for name, args, status, wanted in [
-            ("no model", [], 2, "an argument is missing"), ("a model that isn't there", [os.path.join(folder.name, "none")], 2, "none"),
-            ("a trace that isn't there", [MODEL, os.path.join(folder.name, "none")], 2, "none"), ("a trace that is none", [MODEL, os.path.join(MODEL, "config.json")], 2, "config.json"),
-            ("a checkpoint for a trace", [MODEL, os.path.join(MODEL, "model.safetensors")], 2, "is no tensor that a trace has"),
-            ("no trace beside", [os.path.join(ROOT, "tests/fixtures/gguf/llama.gguf")], 3, "no trace beside the model"), ("an unknown backend", [MODEL, "--backend", "abacus"], 2, "abacus"),
-            ("an unknown lane", [MODEL, "--lane", "f17"], 2, "f17"), ("an unknown level", [MODEL, "--cpu-level", "mmx"], 2, "mmx"),
-            ("an unknown way", [MODEL, "--determinism", "some"], 2, "none of quick, full, off"), ("an unknown option", [MODEL, "--fast"], 2, "--fast"),
-            ("too many arguments", [MODEL, ORACLE, ORACLE], 2, "one argument too many")]:
+        ("no model", [], 2, "an argument is missing"),
+        ("a model that isn't there", [os.path.join(folder.name, "none")], 2, "none"),
+        ("a trace that isn't there", [MODEL, os.path.join(folder.name, "none")], 2, "none"),
+        ("a trace that is none", [MODEL, os.path.join(MODEL, "config.json")], 2, "config.json"),
+        ("a checkpoint for a trace", [MODEL, os.path.join(MODEL, "model.safetensors")], 2, "is no tensor that a trace has"),
+        ("no trace beside", [os.path.join(ROOT, "tests/fixtures/gguf/llama.gguf")], 3, "no trace beside the model"),
+        ("an unknown backend", [MODEL, "--backend", "abacus"], 2, "abacus"),
+        ("an unknown lane", [MODEL, "--lane", "f17"], 2, "f17"),
+        ("an unknown level", [MODEL, "--cpu-level", "mmx"], 2, "mmx"),
+        ("an unknown way", [MODEL, "--determinism", "some"], 2, "none of quick, full, off"),
+        ("an unknown option", [MODEL, "--fast"], 2, "--fast"),
+        ("too many arguments", [MODEL, ORACLE, ORACLE], 2, "one argument too many"),
+    ]:
         r = verify(*args)
-        check(name, r.returncode == status and len(r.stderr.splitlines()) == 1 and wanted in r.stderr and not r.stdout, f"status {r.returncode}\n{r.stdout}{r.stderr}")
+        check(
+            name,
+            r.returncode == status and len(r.stderr.splitlines()) == 1 and wanted in r.stderr and not r.stdout,
+            f"status {r.returncode}\n{r.stdout}{r.stderr}",
+        )
     r = verify("-h")
-    check("help", r.returncode == 0 and all(x in r.stdout for x in ("--backend", "--lane", "--determinism", "--json", "--threads", "--chunk", "--cpu-level")), r.stdout)
+    check(
+        "help",
+        r.returncode == 0
+        and all(x in r.stdout for x in ("--backend", "--lane", "--determinism", "--json", "--threads", "--chunk", "--cpu-level")),
+        r.stdout,
+    )
 
 
 honest()

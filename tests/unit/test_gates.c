@@ -1,12 +1,13 @@
 /* The numbers behind the gates, the ledger and its reports; and verify with memory that runs out. */
-#include <jansson.h>
-#include <math.h>
 #include "check.h"
 #include "verify/verify.h"
+#include <jansson.h>
+#include <math.h>
 
 static void test_cosine(void **state) {
     (void)state;
-    const double a[] = {1, 2, 3}, b[] = {2, 4, 6}, c[] = {-1, -2, -3}, z[] = {0, 0, 0}, n[] = {1, NAN, 3}, i[] = {1, INFINITY, 3}, big[] = {1e300, 2e300, 3e300}, o[] = {3, 0, -1};
+    const double a[] = {1, 2, 3}, b[] = {2, 4, 6}, c[] = {-1, -2, -3}, z[] = {0, 0, 0}, n[] = {1, NAN, 3}, i[] = {1, INFINITY, 3},
+                 big[] = {1e300, 2e300, 3e300}, o[] = {3, 0, -1};
     assert_true(fabs(lm_cosine(a, b, 3) - 1) < 1e-15);
     assert_true(fabs(lm_cosine(a, c, 3) + 1) < 1e-15);
     assert_true(fabs(lm_cosine(a, o, 3)) < 1e-15);
@@ -62,13 +63,19 @@ static void test_bounds(void **state) {
 static lm_ledger *ledger_of(const lm_verdict *v, const bool *gate, uint32_t n) {
     lm_ledger *l = NULL;
     assert_int_equal(lm_ledger_create(&l, NULL), LM_OK);
-    for (uint32_t i = 0; i < n; i++) assert_int_equal(lm_ledger_add(l, &(lm_claim){.verdict = v[i], .gate = gate[i], .section = "G1", .name = "x"}, NULL), LM_OK);
+    for (uint32_t i = 0; i < n; i++)
+        assert_int_equal(lm_ledger_add(l, &(lm_claim){.verdict = v[i], .gate = gate[i], .section = "G1", .name = "x"}, NULL), LM_OK);
     return l;
 }
 
 static void test_exit_code(void **state) {
     (void)state;
-    static const struct { lm_verdict v[3]; bool gate[3]; uint32_t n; int code; } cases[] = {
+    static const struct {
+        lm_verdict v[3];
+        bool gate[3];
+        uint32_t n;
+        int code;
+    } cases[] = {
         {{0}, {0}, 0, 3},
         {{LM_PROVEN}, {false}, 1, 3}, /* a binding is no gate */
         {{LM_OPEN, LM_PROVEN}, {true, false}, 2, 3},
@@ -89,7 +96,15 @@ static void test_reports(void **state) {
     uint32_t proven, open, refuted;
     lm_ledger *l = NULL;
     assert_int_equal(lm_ledger_create(&l, NULL), LM_OK);
-    lm_claim c = {.verdict = LM_REFUTED, .gate = true, .section = "G1", .name = name, .bound = "every position", .measured = "8 of 9", .witness = "a/b/t.st", .sha256 = "0123456789abcdef", .note = "why"};
+    lm_claim c = {.verdict = LM_REFUTED,
+                  .gate = true,
+                  .section = "G1",
+                  .name = name,
+                  .bound = "every position",
+                  .measured = "8 of 9",
+                  .witness = "a/b/t.st",
+                  .sha256 = "0123456789abcdef",
+                  .note = "why"};
     assert_int_equal(lm_ledger_add(l, &c, NULL), LM_OK);
     name[0] = 'X'; /* the ledger has its own copy */
     assert_int_equal(lm_ledger_size(l), 1);
@@ -140,7 +155,8 @@ static bool stop(void *ctx, const char *what, uint64_t done, uint64_t total) {
 static void test_verify_interrupted(void **state) {
     (void)state;
     int calls = 0;
-    const lm_verify_options o = {.run = {.backend = "f64", .threads = 1, .progress = stop, .progress_ctx = &calls}, .determinism = LM_DETERMINISM_OFF};
+    const lm_verify_options o = {.run = {.backend = "f64", .threads = 1, .progress = stop, .progress_ctx = &calls},
+                                 .determinism = LM_DETERMINISM_OFF};
     lm_ledger *l = NULL;
     assert_int_equal(lm_verify("tests/fixtures/llama", &o, &l, NULL), LM_INTERRUPTED);
     assert_null(l);
@@ -148,8 +164,14 @@ static void test_verify_interrupted(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cosine),       cmocka_unit_test(test_max_diff),  cmocka_unit_test(test_argmax_and_top),       cmocka_unit_test(test_log_sum_exp),
-        cmocka_unit_test(test_bounds),       cmocka_unit_test(test_exit_code), cmocka_unit_test(test_reports),              cmocka_unit_test(test_verify_out_of_memory),
+        cmocka_unit_test(test_cosine),
+        cmocka_unit_test(test_max_diff),
+        cmocka_unit_test(test_argmax_and_top),
+        cmocka_unit_test(test_log_sum_exp),
+        cmocka_unit_test(test_bounds),
+        cmocka_unit_test(test_exit_code),
+        cmocka_unit_test(test_reports),
+        cmocka_unit_test(test_verify_out_of_memory),
         cmocka_unit_test(test_verify_interrupted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
