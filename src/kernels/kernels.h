@@ -19,6 +19,8 @@
  * exp, tanh, sigmoid, … are the polynomials of body/maths.h: every branch is computed, then selected by comparisons, on every level alike.
  * Max(a, b) is a > b ? a : b. Square root and division are IEEE's. No reciprocal estimates; subnormals are kept.
  *
+ * Lanes i8, i16 and mixed differ in the products with block-quantized weights only: lane_int.h has their contract and kernels.
+ *
  * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/ and avx512/ build the same bodies (body/) on their own
  * sixteen-lane vectors. A level is one header of vector primitives (v16.h), so a NEON level is neon/v16.h and one table.
  * Buffers need no alignment; lengths need not be multiples of 16; nothing is read or written outside the stated ranges. None can fail.

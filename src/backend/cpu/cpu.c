@@ -3,13 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const lanes[] = {"f32", NULL};
+static const char *const lanes[] = {"f32", "i8", "i16", "mixed", NULL};
 static bool yes(void) { return true; }
 
 static lm_status create(const lm_device_options *o, lm_device **out, lm_error *err) {
-    const char *lane = lanes[0];
-    if (o->lane && strcmp(o->lane, lane) != 0)
-        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32", o->lane);
+    const char *lane = o->lane ? NULL : lanes[0];
+    for (uint32_t i = 0; !lane && lanes[i]; i++)
+        if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
+    if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed or i8", o->lane);
     const lm_kernels *k;
     LM_TRY(lm_kernels_pick(o->cpu_level, &k, err));
     lm_device *d = lm_calloc(1, sizeof *d);
@@ -20,6 +21,7 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
         return s;
     }
     d->k = k;
+    d->ik = lm_int_pick(k);
     d->lane = lane;
     uint32_t n = lm_pool_size(d->pool);
     snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");

@@ -4,7 +4,7 @@
 #ifndef LM_BACKEND_CPU_H
 #define LM_BACKEND_CPU_H
 #include "backend/backend.h"
-#include "kernels/kernels.h"
+#include "kernels/lane_int.h"
 
 #define LM_CPU_HEAD_ROWS 32u /* wanted rows computed together in the head */
 #define LM_CPU_MOE_ROWS 256u /* rows whose experts are computed together */
@@ -20,11 +20,13 @@ typedef struct lm_cpu_buf {
 typedef struct lm_cpu_op {
     float *vec;             /* CONV: the kernel as [taps][width]; DECAY: −exp(A_log) */
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
+    lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is quantized */
 } lm_cpu_op;
 
 struct lm_device {
     lm_pool *pool;
     const lm_kernels *k;
+    const lm_int_kernels *ik;
     const char *lane;
     char text[64];
     lm_packed_matrix *uploaded; /* data NULL: released */
@@ -65,6 +67,7 @@ typedef struct lm_cpu {
     float *thread_mem, *shared;
     uint64_t thread_need;
     lm_val in_shared; /* the value whose packed rows stand in `shared`; LM_NONE */
+    lm_int_lane shared_lane; /* how they are packed */
 } lm_cpu;
 
 static inline uint32_t lm_cpu_width(const lm_cpu *f, lm_val v) { return f->p->value[v].width; }
@@ -85,6 +88,28 @@ extern const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT];
 void lm_cpu_rows(lm_cpu *f, const lm_op *op);
 bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
 extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_mla, lm_cpu_index, lm_cpu_route, lm_cpu_conv, lm_cpu_delta;
+
+/* lanes.c: products in the lane that configure chose for them. */
+/* Whether a device of this lane quantizes the inputs of an op's products; sets the op's lanes. */
+void lm_cpu_choose_lane(const lm_device *d, const lm_op *op, lm_cpu_op *out);
+typedef struct lm_cpu_product {
+    const lm_cpu *f;
+    lm_int_lane lane; /* LM_INT_NONE: float */
+    const lm_packed_matrix *w;
+    uint32_t mat;
+    bool split;
+    const float *bias;
+    const float *xp; /* packed for the lane */
+    uint32_t n_t;
+    float *y;
+    size_t ldy;
+} lm_cpu_product;
+uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K);
+uint32_t lm_cpu_product_tasks(const lm_cpu_product *p);
+void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch);
+/* Input rows to tiles for a lane, at most n_t·K floats: lm_x_pack or lm_int_pack. */
+uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t);
+void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 
 /* upload.c */
 lm_status lm_cpu_pack(lm_device *d, const lm_weight *w, lm_packed_matrix *out, lm_error *err);

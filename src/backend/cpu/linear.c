@@ -6,6 +6,8 @@
 
 /* ---- linear ----------------------------------------------------------------------------------------------------------------------*/
 typedef struct pack_job {
+    const lm_cpu *f;
+    lm_int_lane lane;
     const float *x;
     uint32_t n, K;
     float *xp;
@@ -13,33 +15,33 @@ typedef struct pack_job {
 static void pack_task(void *ctx, uint32_t task, uint32_t thread) {
     (void)thread;
     const pack_job *p = ctx;
-    lm_x_pack(p->x, p->K, NULL, p->n, task, p->K, p->xp);
+    lm_cpu_x_pack(p->f, p->lane, p->x, p->K, NULL, p->n, task, p->K, p->xp);
 }
-typedef struct product_job {
-    const lm_cpu *f;
-    lm_product p;
-} product_job;
 static void product_task(void *ctx, uint32_t task, uint32_t thread) {
-    const product_job *j = ctx;
-    lm_product_run(&j->p, task, lm_cpu_scratch(j->f, thread));
+    const lm_cpu_product *p = ctx;
+    lm_cpu_product_run(p, task, lm_cpu_scratch(p->f, thread));
 }
 static void run_linear(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
-    const float *xp = f->n == 1 ? f->val[op->a] : f->shared;
-    if (f->n > 1 && f->in_shared != op->a) {
-        pack_job pack = {f->val[op->a], f->n, w->K, f->shared};
-        const uint32_t tiles = lm_x_tiles(f->n);
+    const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
+    const bool plain = f->n == 1 && lane == LM_INT_NONE; /* one float row is packed as it stands */
+    const float *xp = plain ? f->val[op->a] : f->shared;
+    if (!plain && (f->in_shared != op->a || f->shared_lane != lane)) {
+        pack_job pack = {f, lane, f->val[op->a], f->n, w->K, f->shared};
+        const uint32_t tiles = lm_cpu_x_tiles(lane, f->n);
         if ((uint64_t)f->n * w->K > PACK_INLINE) lm_pool_run(f->d->pool, pack_task, &pack, tiles);
         else
             for (uint32_t i = 0; i < tiles; i++) pack_task(&pack, i, 0);
         f->in_shared = op->a; /* q, k and v, gate and up share their input */
+        f->shared_lane = lane;
     }
-    product_job job = {f, {f->k, w, 0, op->linear.split, lm_cpu_vec(f, op->v), xp, f->n, f->val[op->out], w->rows}};
-    lm_pool_run(f->d->pool, product_task, &job, lm_product_tasks(&job.p));
+    lm_cpu_product p = {f, lane, w, 0, op->linear.split, lm_cpu_vec(f, op->v), xp, f->n, f->val[op->out], w->rows};
+    lm_pool_run(f->d->pool, product_task, &p, lm_cpu_product_tasks(&p));
 }
 static bool need_linear(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
-    out->thread = lm_product_scratch(f->n);
-    return f->n == 1 || lm_mul(f->n, f->d->weight[op->w].K, &out->shared);
+    const uint32_t K = f->d->weight[op->w].K;
+    out->thread = lm_cpu_product_scratch(lm_cpu_aux(f, op)->lane, f->n, K);
+    return lm_mul(f->n, K, &out->shared);
 }
 const lm_cpu_fn lm_cpu_linear = {run_linear, need_linear};
 
@@ -53,6 +55,7 @@ typedef struct chosen {
 typedef struct moe {
     const lm_cpu *f;
     const lm_op *op;
+    lm_int_lane lane, down;
     uint32_t r0, rows, k, H, I, O; /* rows of the value, widths */
     float *xp, *gate, *up, *hp, *y; /* [pairs][H], [I] ×3, [O]; xp and hp packed per expert */
     uint32_t *row, *place;         /* [pairs] the row of a pair; [rows][k] the pair of a row's choice */
@@ -67,7 +70,9 @@ static bool need_experts(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
     const uint64_t per = up64((uint64_t)up->K + 3 * (uint64_t)up->rows + down->rows), most = moe_rows(f);
     uint64_t pairs = most * op->experts.k, n;
     if (!lm_mul(pairs, per + 8, &n) || pairs > UINT32_MAX) return false;
-    out->thread = lm_product_scratch((uint32_t)most);
+    const uint64_t first = lm_cpu_product_scratch(lm_cpu_aux(f, op)->lane, (uint32_t)most, up->K);
+    const uint64_t second = lm_cpu_product_scratch(lm_cpu_aux(f, op)->down, (uint32_t)most, down->K);
+    out->thread = first > second ? first : second;
     return lm_add(n, 256 + (uint64_t)op->experts.n * (sizeof(chosen) / 4 + 1), &out->shared);
 }
 static float *take(float **at, uint64_t n) {
@@ -101,9 +106,12 @@ static void moe_sort(moe *m) {
         if (!n) continue;
         chosen *c = &m->list[m->n_list++];
         *c = (chosen){e, pair, n, m->up_tasks, m->down_tasks};
-        const lm_product up = {.w = &f->d->weight[m->op->w], .n_t = n}, down = {.w = &f->d->weight[m->op->w3], .n_t = n};
-        m->up_tasks += lm_product_tasks(&up);
-        m->down_tasks += lm_product_tasks(&down);
+        const lm_cpu_product up = {.f = f, .lane = m->lane, .w = &f->d->weight[m->op->w], .n_t = n};
+        const lm_cpu_product up2 = {.f = f, .lane = m->lane, .w = &f->d->weight[m->op->w2], .n_t = n};
+        const lm_cpu_product down = {.f = f, .lane = m->down, .w = &f->d->weight[m->op->w3], .n_t = n};
+        const uint32_t a = lm_cpu_product_tasks(&up), b = lm_cpu_product_tasks(&up2);
+        m->up_tasks += a > b ? a : b; /* the types may differ */
+        m->down_tasks += lm_cpu_product_tasks(&down);
         pair += n;
     }
     for (uint32_t i = 0; i < m->rows; i++)
@@ -117,8 +125,8 @@ static void moe_pack_task(void *ctx, uint32_t task, uint32_t thread) {
     (void)thread;
     const moe *m = ctx;
     const chosen *c = &m->list[task];
-    for (uint32_t i = 0; i < lm_x_tiles(c->n); i++)
-        lm_x_pack(m->f->val[m->op->a], m->H, m->row + c->first, c->n, i, m->H, m->xp + (size_t)c->first * m->H);
+    for (uint32_t i = 0; i < lm_cpu_x_tiles(m->lane, c->n); i++)
+        lm_cpu_x_pack(m->f, m->lane, m->f->val[m->op->a], m->H, m->row + c->first, c->n, i, m->H, m->xp + (size_t)c->first * m->H);
 }
 /* The expert whose tasks hold `task`: the last that starts at or before it. */
 static const chosen *find(const moe *m, uint32_t task, bool down) {
@@ -137,9 +145,9 @@ static void moe_up_task(void *ctx, uint32_t task, uint32_t thread) {
     task -= up ? m->up_tasks : 0;
     const chosen *c = find(m, task, false);
     const float *bias = lm_cpu_vec(f, up ? m->op->v2 : m->op->v);
-    lm_product p = {f->k, &f->d->weight[up ? m->op->w2 : m->op->w], c->e, false, bias ? bias + (size_t)c->e * m->I : NULL,
-                    m->xp + (size_t)c->first * m->H, c->n, (up ? m->up : m->gate) + (size_t)c->first * m->I, m->I};
-    lm_product_run(&p, task - c->task_up, lm_cpu_scratch(f, thread));
+    lm_cpu_product p = {f, m->lane, &f->d->weight[up ? m->op->w2 : m->op->w], c->e, false, bias ? bias + (size_t)c->e * m->I : NULL,
+                        m->xp + (size_t)c->first * m->H, c->n, (up ? m->up : m->gate) + (size_t)c->first * m->I, m->I};
+    if (task - c->task_up < lm_cpu_product_tasks(&p)) lm_cpu_product_run(&p, task - c->task_up, lm_cpu_scratch(f, thread));
 }
 static void moe_act_task(void *ctx, uint32_t task, uint32_t thread) {
     (void)thread;
@@ -149,16 +157,17 @@ static void moe_act_task(void *ctx, uint32_t task, uint32_t thread) {
     float *gate = m->gate + (size_t)c->first * m->I;
     m->f->k->gated(lm_cpu_act(op->experts.act), gate, gate, m->up + (size_t)c->first * m->I, (float)op->experts.limit, (float)op->experts.alpha,
                    c->n * m->I);
-    for (uint32_t i = 0; i < lm_x_tiles(c->n); i++) lm_x_pack(gate, m->I, NULL, c->n, i, m->I, m->hp + (size_t)c->first * m->I);
+    for (uint32_t i = 0; i < lm_cpu_x_tiles(m->down, c->n); i++)
+        lm_cpu_x_pack(m->f, m->down, gate, m->I, NULL, c->n, i, m->I, m->hp + (size_t)c->first * m->I);
 }
 static void moe_down_task(void *ctx, uint32_t task, uint32_t thread) {
     const moe *m = ctx;
     const lm_cpu *f = m->f;
     const chosen *c = find(m, task, true);
     const float *bias = lm_cpu_vec(f, m->op->v3);
-    lm_product p = {f->k, &f->d->weight[m->op->w3], c->e, true, bias ? bias + (size_t)c->e * m->O : NULL,
-                    m->hp + (size_t)c->first * m->I, c->n, m->y + (size_t)c->first * m->O, m->O};
-    lm_product_run(&p, task - c->task_down, lm_cpu_scratch(f, thread));
+    lm_cpu_product p = {f, m->down, &f->d->weight[m->op->w3], c->e, true, bias ? bias + (size_t)c->e * m->O : NULL,
+                        m->hp + (size_t)c->first * m->I, c->n, m->y + (size_t)c->first * m->O, m->O};
+    lm_cpu_product_run(&p, task - c->task_down, lm_cpu_scratch(f, thread));
 }
 /* out = the tree over 8 segments of expert ids, of Σ weight·y in ascending id; columns in pieces that stay near. */
 static void moe_sum_task(void *ctx, uint32_t task, uint32_t thread) {
@@ -198,7 +207,7 @@ static void moe_sum_task(void *ctx, uint32_t task, uint32_t thread) {
 static void run_experts(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *up = &f->d->weight[op->w];
     for (uint32_t r0 = 0; r0 < f->n; r0 += LM_CPU_MOE_ROWS) {
-        moe m = {.f = f, .op = op, .r0 = r0, .rows = f->n - r0 < LM_CPU_MOE_ROWS ? f->n - r0 : LM_CPU_MOE_ROWS, .k = op->experts.k, .H = up->K,
+        moe m = {.f = f, .op = op, .lane = lm_cpu_aux(f, op)->lane, .down = lm_cpu_aux(f, op)->down, .r0 = r0, .rows = f->n - r0 < LM_CPU_MOE_ROWS ? f->n - r0 : LM_CPU_MOE_ROWS, .k = op->experts.k, .H = up->K,
                  .I = up->rows, .O = f->d->weight[op->w3].rows};
         moe_lay_out(&m);
         moe_sort(&m);

@@ -38,6 +38,7 @@ LM_INLINE vf v_float(vi x) { return (vf){_mm256_castsi256_ps(x.a), _mm256_castsi
 LM_INLINE vf v_cvt(vi x) { return (vf){_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
 LM_INLINE vi i_set(int32_t x) { return (vi){_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 LM_INLINE vi i_load(const uint8_t *p) { return (vi){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)(p + 32))}; }
+LM_INLINE void i_store(uint8_t *p, vi x) { _mm256_storeu_si256((__m256i *)p, x.a), _mm256_storeu_si256((__m256i *)(p + 32), x.b); }
 LM_INLINE vi i_add(vi x, vi y) { return (vi){_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 LM_INLINE vi i_sub(vi x, vi y) { return (vi){_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 LM_INLINE vi i_and(vi x, vi y) { return (vi){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }

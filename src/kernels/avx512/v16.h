@@ -28,6 +28,7 @@ LM_INLINE vf v_float(vi a) { return _mm512_castsi512_ps(a); }
 LM_INLINE vf v_cvt(vi a) { return _mm512_cvtepi32_ps(a); }
 LM_INLINE vi i_set(int32_t a) { return _mm512_set1_epi32(a); }
 LM_INLINE vi i_load(const uint8_t *p) { return _mm512_loadu_si512(p); }
+LM_INLINE void i_store(uint8_t *p, vi a) { _mm512_storeu_si512(p, a); }
 LM_INLINE vi i_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 LM_INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 LM_INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }

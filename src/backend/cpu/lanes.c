@@ -1,0 +1,46 @@
+/* Which products run on quantized activations, and the one face that float and integer products show to LINEAR and EXPERTS. */
+#include "backend/cpu/cpu.h"
+#include <string.h>
+
+void lm_cpu_choose_lane(const lm_device *d, const lm_op *op, lm_cpu_op *out) {
+    const bool i8 = strcmp(d->lane, "i8") == 0, i16 = strcmp(d->lane, "i16") == 0, mixed = strcmp(d->lane, "mixed") == 0;
+    const lm_packed_matrix *w = d->weight;
+    out->lane = out->down = LM_INT_NONE;
+    if (!i8 && !i16 && !mixed) return;
+    if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = i16 || (mixed && op->linear.split) ? LM_INT_16 : LM_INT_8;
+    if (op->kind != LM_OP_EXPERTS) return;
+    if (lm_int_fits(&w[op->w]) && lm_int_fits(&w[op->w2])) out->lane = i16 ? LM_INT_16 : LM_INT_8; /* they share their input */
+    if (lm_int_fits(&w[op->w3])) out->down = i8 ? LM_INT_8 : LM_INT_16;
+}
+
+static lm_product as_float(const lm_cpu_product *p) {
+    return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy};
+}
+static lm_int_product as_int(const lm_cpu_product *p) {
+    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy};
+}
+uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
+    return lane == LM_INT_NONE ? lm_product_scratch(n_t) : lm_int_scratch(K);
+}
+uint32_t lm_cpu_product_tasks(const lm_cpu_product *p) {
+    if (p->lane == LM_INT_NONE) {
+        const lm_product q = as_float(p);
+        return lm_product_tasks(&q);
+    }
+    const lm_int_product q = as_int(p);
+    return lm_int_tasks(&q);
+}
+void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) {
+    if (p->lane == LM_INT_NONE) {
+        const lm_product q = as_float(p);
+        lm_product_run(&q, task, scratch);
+        return;
+    }
+    const lm_int_product q = as_int(p);
+    lm_int_run(&q, task, scratch);
+}
+uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return lane == LM_INT_NONE ? lm_x_tiles(n_t) : lm_int_tiles(lane, n_t); }
+void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
+    if (lane == LM_INT_NONE) lm_x_pack(x, ldx, row, n_t, i, K, xp);
+    else lm_int_pack(f->d->ik, lane, x, ldx, row, n_t, i, K, xp);
+}

@@ -1,0 +1,86 @@
+/* Quantized activations on AVX2. Products of bytes are made in 16 bits: vpmaddubsw would saturate. */
+#include "kernels/lane_int.h"
+#include "kernels/avx2/v16.h"
+#include "kernels/body/maths.h"
+#include "kernels/body/int_unpack.h"
+
+#define LM_UNROLL _Pragma("GCC unroll 16")
+#define LM_DOTS_T 2
+
+/* q is widened to four rows a vector, in two halves; pairs of sums are joined at the end. */
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, __m256i out[LM_DOTS_T][2]) {
+    __m256i acc[LM_DOTS_T][4];
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int i = 0; i < 4; i++) acc[t][i] = _mm256_setzero_si256();
+    for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
+        __m256i x[LM_DOTS_T];
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            int32_t word;
+            memcpy(&word, v + 4 * t, 4);
+            x[t] = _mm256_cvtepi8_epi16(_mm_set1_epi32(word));
+        }
+        LM_UNROLL for (int i = 0; i < 4; i++) {
+            const __m256i w = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)(q + 16 * i)));
+            LM_UNROLL for (int t = 0; t < T; t++) acc[t][i] = _mm256_add_epi32(acc[t][i], _mm256_madd_epi16(w, x[t]));
+        }
+    }
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++)
+        out[t][h] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc[t][2 * h], acc[t][2 * h + 1]), 0xd8);
+}
+#include "kernels/avx2/int_tile.h"
+
+/* ---- activations -----------------------------------------------------------------------------------------------------------------*/
+/* four vectors of eight small integers to 32 bytes; quad j is word (j&1)·4 + j/2 */
+LM_INLINE void put_bytes(const __m256i v[4], uint8_t *dst, size_t step) {
+    uint32_t word[8];
+    _mm256_storeu_si256((__m256i *)word, _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3])));
+    LM_UNROLL for (uint32_t j = 0; j < 8; j++) memcpy(dst + j * step, &word[(j & 1) * 4 + j / 2], 4);
+}
+LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+    const float top = lane == LM_INT_8 ? 127.0f : 32512.0f;
+    __m256 f[4];
+    __m256i a[4], v[4];
+    LM_UNROLL for (int i = 0; i < 4; i++) {
+        f[i] = _mm256_loadu_ps(x + 8 * i);
+        a[i] = _mm256_and_si256(_mm256_castps_si256(f[i]), _mm256_set1_epi32(0x7fffffff));
+    }
+    a[0] = _mm256_max_epi32(_mm256_max_epi32(a[0], a[1]), _mm256_max_epi32(a[2], a[3]));
+    __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(a[0]), _mm256_extracti128_si256(a[0], 1));
+    m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
+    m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
+    const bool finite = _mm_cvtsi128_si32(m4) < 0x7f800000;
+    const float m = _mm_cvtss_f32(_mm_castsi128_ps(m4));
+    const bool zero = finite && m < 0x1p-100f;
+    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    LM_UNROLL for (int i = 0; i < 4; i++) {
+        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(f[i], _mm256_set1_ps(s)));
+        if (!finite) v[i] = _mm256_setzero_si256();
+    }
+    uint8_t *q = dst + 16 * w + 4 * t;
+    if (lane == LM_INT_8) put_bytes(v, q, (size_t)w * 4);
+    else {
+        __m256i hi[4], lo[4];
+        LM_UNROLL for (int i = 0; i < 4; i++) {
+            hi[i] = _mm256_srai_epi32(_mm256_add_epi32(v[i], _mm256_set1_epi32(128)), 8);
+            lo[i] = _mm256_sub_epi32(v[i], _mm256_slli_epi32(hi[i], 8));
+        }
+        put_bytes(hi, q, (size_t)w * 8);
+        put_bytes(lo, q + 4 * w, (size_t)w * 8);
+    }
+    __m256i h = _mm256_hadd_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+    __m128i h4 = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    h4 = _mm_hadd_epi32(h4, h4);
+    const int32_t first = _mm_cvtsi128_si32(h4), all = first + _mm_extract_epi32(h4, 1), c = -128 * all, ca = -128 * first;
+    const float sx = dx * (float)all;
+    memcpy(dst + 4 * t, &dx, 4);
+    memcpy(dst + 4 * (w + t), &sx, 4);
+    memcpy(dst + 4 * (2 * w + t), &c, 4);
+    memcpy(dst + 4 * (3 * w + t), &ca, 4);
+}
+void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
+        for (uint32_t t = 0; t < w; t++) {
+            if (lane == LM_INT_8) quantise_block(LM_INT_8, x[t] + k, w, t, dst);
+            else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
+        }
+}
+const lm_int_kernels lm_int_avx2 = {.level = "avx2", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile};

@@ -1,0 +1,109 @@
+/* Packed strips to planes of bytes (lane_int.h): each q + 128, the scales and minima as floats. Built on a level's sixteen-lane vectors; a line is
+ * 64 bytes, [16 rows][4 k]. */
+#define LM_BYTES(b) i_set((int32_t)((b) * 0x01010101u))
+
+LM_INLINE void put_line(const lm_int_plane *o, uint32_t block, uint32_t quad, uint32_t slot, vi line) {
+    i_store(o->q + (size_t)block * 1024 + quad * 128 + slot * 64, line);
+}
+LM_INLINE void put_scale(const lm_int_plane *o, uint32_t block, uint32_t half, uint32_t slot, vf d) {
+    v_store(o->scale + ((size_t)block * o->halves + half) * 32 + slot * 16, d);
+}
+LM_INLINE void put_min(const lm_int_plane *o, uint32_t block, uint32_t slot, vf m) { v_store(o->min + (size_t)block * 32 + slot * 16, m); }
+LM_INLINE vi low_nibbles(vi x) { return i_and(x, LM_BYTES(15u)); }
+LM_INLINE vi high_nibbles(vi x) { return i_and(i_srl(x, 4), LM_BYTES(15u)); }
+
+static void int_unpack_q8_0(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint8_t *g = strip + (size_t)(b / 2) * 1088;
+        for (uint32_t j = 0; j < 8; j++) put_line(o, b, j, slot, i_load(g + 64 + 512 * (b & 1) + 64 * j));
+        put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
+    }
+}
+static void int_unpack_q4_0(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint8_t *g = strip + (size_t)(b / 2) * 576;
+        for (uint32_t j = 0; j < 4; j++) {
+            const vi x = i_load(g + 64 + 256 * (b & 1) + 64 * j);
+            put_line(o, b, j, slot, i_add(low_nibbles(x), LM_BYTES(120u)));
+            put_line(o, b, j + 4, slot, i_add(high_nibbles(x), LM_BYTES(120u)));
+        }
+        put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
+    }
+}
+static void int_unpack_q4_1(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint8_t *g = strip + (size_t)(b / 2) * 640;
+        for (uint32_t j = 0; j < 4; j++) {
+            const vi x = i_load(g + 128 + 256 * (b & 1) + 64 * j);
+            put_line(o, b, j, slot, i_or(low_nibbles(x), LM_BYTES(128u)));
+            put_line(o, b, j + 4, slot, i_or(high_nibbles(x), LM_BYTES(128u)));
+        }
+        put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
+        put_min(o, b, slot, v_load_f16(g + 64 + 32 * (b & 1)));
+    }
+}
+LM_INLINE void scales_k45(const uint8_t *g, uint32_t b, uint32_t slot, const lm_int_plane *o) {
+    const uint32_t sub = b & 7;
+    put_scale(o, b, 0, slot, v_mul(v_load_f16(g), v_cvt(i_load_u8(g + 64 + 16 * sub))));
+    put_min(o, b, slot, v_neg(v_mul(v_load_f16(g + 32), v_cvt(i_load_u8x2(g + 192 + 32 * (sub / 2), sub & 1)))));
+}
+static void int_unpack_q4_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint8_t *g = strip + (size_t)(b / 8) * 2368, *line = g + 320 + 512 * (b / 2 & 3);
+        for (uint32_t j = 0; j < 8; j++) {
+            const vi x = i_load(line + 64 * j);
+            put_line(o, b, j, slot, i_or(b & 1 ? high_nibbles(x) : low_nibbles(x), LM_BYTES(128u)));
+        }
+        scales_k45(g, b, slot, o);
+    }
+}
+static void int_unpack_q5_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint8_t *g = strip + (size_t)(b / 8) * 2880, *line = g + 320 + 512 * (b / 2 & 3);
+        for (uint32_t j = 0; j < 8; j++) {
+            const vi x = i_load(line + 64 * j), fifth = i_sll(i_and(i_srl(i_load(g + 2368 + 64 * j), (int)(b & 7)), LM_BYTES(1u)), 4);
+            put_line(o, b, j, slot, i_or(i_or(b & 1 ? high_nibbles(x) : low_nibbles(x), fifth), LM_BYTES(128u)));
+        }
+        scales_k45(g, b, slot, o);
+    }
+}
+static void int_unpack_q6_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        const uint32_t h = b / 4 & 1, c = b & 3;
+        const uint8_t *g = strip + (size_t)(b / 8) * 3392, *line = g + 320 + 64 * (16 * h + 8 * (c & 1)), *high = g + 320 + 64 * (32 + 8 * h);
+        for (uint32_t j = 0; j < 8; j++) {
+            const vi x = i_load(line + 64 * j), top = i_sll(i_and(i_srl(i_load(high + 64 * j), (int)(2 * c)), LM_BYTES(3u)), 4);
+            put_line(o, b, j, slot, i_add(i_or(c >= 2 ? high_nibbles(x) : low_nibbles(x), top), LM_BYTES(96u)));
+        }
+        for (uint32_t half = 0; half < 2; half++)
+            put_scale(o, b, half, slot, v_mul(v_load_f16(g), v_cvt(i_load_s8(g + 64 + 16 * (2 * (b & 7) + half)))));
+    }
+}
+/* Any type that says itself in integers: 16 rows' blocks, one by one. */
+static void int_unpack_generic(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    int8_t q[256];
+    float d[16], m[16];
+    const uint32_t per = type->block / 32;
+    for (uint32_t b0 = 0; b0 < n; b0 += per)
+        for (uint32_t r = 0; r < 16; r++, strip += type->bytes) {
+            type->ints(strip, q, d, m);
+            for (uint32_t i = 0; i < type->block; i += 4) {
+                uint32_t word;
+                memcpy(&word, q + i, 4);
+                word ^= 0x80808080u;
+                memcpy(o->q + (size_t)(b0 + i / 32) * 1024 + i / 4 % 8 * 128 + slot * 64 + 4 * r, &word, 4);
+            }
+            for (uint32_t g = 0; g < per * o->halves; g++) {
+                o->scale[((size_t)b0 * o->halves + g) * 32 + slot * 16 + r] = d[g];
+                if (o->has_min) o->min[((size_t)b0 * o->halves + g) * 32 + slot * 16 + r] = m[g];
+            }
+        }
+}
+#define LM_INT_UNPACK \
+    {int_unpack_generic, NULL, NULL, NULL, int_unpack_q4_0, int_unpack_q4_1, int_unpack_q8_0, int_unpack_q4_k, int_unpack_q5_k, int_unpack_q6_k}

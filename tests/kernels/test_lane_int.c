@@ -1,0 +1,215 @@
+/* Quantized activations: every storage type in lanes i8 and i16 at every level, against plain C bit for bit, and against the exact product of
+ * the quantized problem within what the float accumulation may lose. */
+#include "kern.h"
+#include "kernels/lane_int.h"
+#include "quant/private.h"
+
+static const double top[3] = {0, 127, 32512};
+
+/* Rows of random bytes whose values are finite and moderate. */
+static uint8_t *random_rows(const lm_dtype *t, uint32_t rows, uint32_t K) {
+    const size_t blocks = (size_t)rows * (K / t->block);
+    uint8_t *raw = malloc(blocks * t->bytes);
+    double v[256];
+    for (size_t b = 0; b < blocks; b++) {
+        uint8_t *p = raw + b * t->bytes;
+        bool good = false;
+        for (int tries = 0; !good; tries++) {
+            if (tries == 20000) fail_msg("%s: no moderate block found", t->name);
+            for (uint32_t i = 0; i < t->bytes; i++) p[i] = (uint8_t)kern_below(256);
+            if (t == &lm_private_int4) p[4] = (uint8_t)kern_below(17);
+            lm_dequant_f64(t, p, v, t->block);
+            good = true;
+            for (uint32_t i = 0; i < t->block; i++) good = good && fabs(v[i]) < 1e4;
+        }
+    }
+    return raw;
+}
+/* x with blocks of zeros, of huge and of tiny numbers, and (where asked) one that is not finite */
+static void random_x(float *x, uint32_t K) {
+    for (uint32_t k = 0; k < K; k += 32) {
+        const uint32_t kind = kern_below(8);
+        const float scale = kind == 0 ? 0.0f : kind == 1 ? 1e4f : kind == 2 ? 0x1p-110f : kind == 3 ? 1e-20f : 1.0f;
+        for (uint32_t i = 0; i < 32; i++) x[k + i] = kern_normal() * scale;
+        if (kind == 4) x[k + kern_below(32)] *= 1000;
+    }
+}
+/* What lane_int.h says x becomes, in double. */
+static void quantised(lm_int_lane lane, const float *x, uint32_t K, double *out, double *dx) {
+    for (uint32_t k = 0; k < K; k += 32) {
+        float m = 0;
+        for (uint32_t i = 0; i < 32; i++) m = fmaxf(m, fabsf(x[k + i]));
+        const bool zero = m < 0x1p-100f;
+        const float s = (float)top[lane] / m;
+        dx[k / 32] = zero ? 0 : m / (float)top[lane];
+        for (uint32_t i = 0; i < 32; i++) out[k + i] = zero ? 0 : (double)lrintf(x[k + i] * s);
+    }
+}
+
+typedef struct problem {
+    const lm_dtype *t;
+    uint32_t rows, K, T;
+    bool split;
+    lm_packed_matrix m;
+    uint8_t *raw;
+    float *x, *bias;
+} problem;
+
+static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) {
+    const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K) * sizeof(float), yn = sizeof(float) * p->rows * p->T;
+    float *xq = kern_guard(xn), *scratch = kern_guard(sn), *y = kern_guard(yn);
+    memset(xq, 0xff, xn), memset(scratch, 0xff, sn), memset(y, 0xff, yn);
+    for (uint32_t i = lm_int_tiles(lane, p->T); i-- > 0;) lm_int_pack(k, lane, p->x, p->K, NULL, p->T, i, p->K, xq);
+    const lm_int_product q = {k, lane, &p->m, 0, p->split, p->bias, xq, p->T, y, p->rows};
+    for (uint32_t i = lm_int_tasks(&q); i-- > 0;) lm_int_run(&q, i, scratch); /* any order */
+    float *copy = malloc(yn);
+    memcpy(copy, y, yn);
+    kern_guard_free(xq, xn), kern_guard_free(scratch, sn), kern_guard_free(y, yn);
+    return copy;
+}
+static void near_exact(const problem *p, lm_int_lane lane, const float *y) {
+    double *w = malloc(sizeof(double) * p->K), *v = malloc(sizeof(double) * p->K), dx[64];
+    for (uint32_t t = 0; t < p->T; t++) {
+        quantised(lane, p->x + (size_t)t * p->K, p->K, v, dx);
+        for (uint32_t r = 0; r < p->rows; r++) {
+            lm_dequant_f64(p->t, p->raw + (size_t)r * (p->K / p->t->block) * p->t->bytes, w, p->K);
+            double exact = p->bias ? p->bias[r] : 0, size = fabs(exact);
+            for (uint32_t k = 0; k < p->K; k++) {
+                exact += w[k] * v[k] * dx[k / 32];
+                size += fabs(w[k] * v[k] * dx[k / 32]);
+            }
+            if (p->t->has_min || strchr("14K", p->t->name[3])) /* minima are added apart: q·v and min·v may cancel */
+                for (uint32_t k = 0; k < p->K; k++) size += 64 * fabs(w[k - k % 32]) * fabs(v[k]) * dx[k / 32];
+            const double bound = (p->K / 32 * 2 + 12) * 0x1p-24 * size + 1e-37, got = (double)y[(size_t)t * p->rows + r];
+            if (!(fabs(got - exact) <= bound)) fail_msg("%s lane %d row %u token %u: %g, exact %g, bound %g", p->t->name, lane, r, t, got, exact, bound);
+        }
+    }
+    free(w), free(v);
+}
+static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
+    problem p = {.t = t, .rows = rows, .K = K, .T = T, .split = split, .raw = random_rows(t, rows, K)};
+    lm_error err;
+    if (lm_packed_create(t, 1, rows, K, &p.m, &err) != LM_OK) fail_msg("%s", err.message);
+    assert_true(lm_int_fits(&p.m));
+    const size_t row_bytes = (size_t)(K / t->block) * t->bytes;
+    for (uint32_t s = 0; s < p.m.strips; s++) {
+        const uint8_t *row[16];
+        for (uint32_t r = 0; r < 16; r++) row[r] = s * 16 + r < rows ? p.raw + (s * 16 + r) * row_bytes : NULL;
+        lm_packed_strip(&p.m, 0, s, row);
+    }
+    uint8_t *data = p.m.data;
+    p.m.data = kern_guard(p.m.bytes);
+    memcpy(p.m.data, data, p.m.bytes);
+    p.x = malloc(sizeof(float) * T * K);
+    for (uint32_t i = 0; i < T; i++) random_x(p.x + (size_t)i * K, K);
+    if (with_bias) {
+        p.bias = malloc(sizeof(float) * rows);
+        for (uint32_t i = 0; i < rows; i++) p.bias[i] = kern_normal();
+    }
+    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_16; lane++) {
+        float *plain = run(&p, lm_int_nth(0), lane);
+        near_exact(&p, lane, plain);
+        for (uint32_t i = 1; lm_int_nth(i); i++) {
+            float *y = run(&p, lm_int_nth(i), lane);
+            char what[120];
+            snprintf(what, sizeof what, "%s %s lane %d rows %u K %u T %u split %d", t->name, lm_int_nth(i)->level, lane, rows, K, T, split);
+            ASSERT_SAME(plain, y, (size_t)rows * T, what);
+            free(y);
+        }
+        free(plain);
+    }
+    kern_guard_free(p.m.data, p.m.bytes);
+    p.m.data = data;
+    lm_packed_free(&p.m);
+    free(p.x), free(p.bias), free(p.raw);
+}
+
+static bool in_integers(const lm_dtype *t) {
+    static const char *const plane[] = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K"};
+    for (size_t i = 0; i < 6; i++)
+        if (strcmp(t->name, plane[i]) == 0) return true;
+    return t->ints != NULL;
+}
+static void every_type(void **state) {
+    (void)state;
+    uint32_t n_types = 0;
+    const lm_dtype *t;
+    for (uint32_t i = 0; (t = lm_dtypes[i]); i++) {
+        if (t->block == 1) continue;
+        if (!in_integers(t)) fail_msg("%s has no integers", t->name);
+        n_types++;
+        for (uint32_t T = 1; T <= 9; T++) {
+            const uint32_t K = t->block * (1 + kern_below(1100 / t->block));
+            check(t, 1 + kern_below(50), K, T, T & 1, kern_below(2));
+        }
+        check(t, 33, t->block * (1100 / t->block), 2, true, false);
+    }
+    assert_true(n_types >= 22);
+    check(&lm_private_int4, 20, 320, 7, true, true);
+}
+static void token_counts(void **state) {
+    (void)state;
+    static const uint32_t T[] = {10, 11, 12, 13, 17, 44, 45, 255, 256, 257, 300};
+    static const char *const type[] = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K"};
+    for (size_t i = 0; i < sizeof T / sizeof *T; i++) {
+        const lm_dtype *t = lm_dtype_by_name(type[i % 6]);
+        check(t, T[i] > 40 ? 17 : 70, t->block == 256 ? 512 : 32 * (1 + kern_below(12)), T[i], i & 1, false);
+    }
+}
+/* Every K of a 32-block type: segments of all sizes, empty ones too. */
+static void every_length(void **state) {
+    (void)state;
+    for (uint32_t K = 32; K <= 1024; K += 32) check(lm_dtype_by_name(K & 32 ? "Q4_0" : "Q8_0"), 19, K, 1 + K / 32 % 5, true, false);
+}
+/* Rounding, the extremes and what is not finite, byte for byte at every level. */
+static void quantises(void **state) {
+    (void)state;
+    enum { K = 256 };
+    float x[6][K];
+    const float *row[6];
+    for (uint32_t t = 0; t < 6; t++) {
+        row[t] = x[t];
+        random_x(x[t], K);
+        for (uint32_t i = 0; i < 32; i++) x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 119.5f) * (i == 0); /* halves */
+    }
+    x[1][40] = INFINITY, x[2][70] = -NAN, x[3][100] = 3e38f, x[4][130] = 0x1p-149f, x[5][32] = -INFINITY;
+    uint8_t plain[6 * (K / 32) * 80], got[sizeof plain];
+    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_16; lane++)
+        for (uint32_t w = 1; w <= lm_int_width(lane); w++) {
+            const size_t n = (size_t)w * (K / 32) * lm_int_token(lane);
+            lm_int_nth(0)->quantise(lane, row, w, K, plain);
+            for (uint32_t i = 1; lm_int_nth(i); i++) {
+                lm_int_nth(i)->quantise(lane, row, w, K, got);
+                for (size_t b = 0; b < n; b += 4) {
+                    float p, g;
+                    memcpy(&p, plain + b, 4), memcpy(&g, got + b, 4);
+                    if (memcmp(plain + b, got + b, 4) != 0 && !(isnan(p) && isnan(g))) fail_msg("%s lane %d: byte %zu", lm_int_nth(i)->level, lane, b);
+                }
+            }
+        }
+    float dx; /* a row with an infinite element says so */
+    lm_int_nth(0)->quantise(LM_INT_8, &row[1], 1, K, plain);
+    memcpy(&dx, plain + 48, 4);
+    assert_true(isnan(dx));
+}
+static void what_does_not_fit(void **state) {
+    (void)state;
+    static const lm_dtype *const none[] = {&lm_private_int8, &lm_private_e4m3};
+    lm_packed_matrix m;
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(lm_packed_create(none[i], 1, 4, 64, &m, NULL), LM_OK);
+        assert_false(lm_int_fits(&m));
+        lm_packed_free(&m);
+    }
+    assert_int_equal(lm_packed_create(lm_dtype_by_name("BF16"), 1, 4, 64, &m, NULL), LM_OK);
+    assert_false(lm_int_fits(&m));
+    lm_packed_free(&m);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(quantises),    cmocka_unit_test(every_type),        cmocka_unit_test(token_counts),
+        cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit),
+    };
+    return cmocka_run_group_tests(tests, kern_print_seed, NULL);
+}
