@@ -262,6 +262,7 @@ def compressed():
         ("tensor", (8, 64), dict(f8a, strategy="tensor"), (1,), f),
         ("block", (32, 64), dict(f8a, strategy="block", block_structure=[16, 32]), (2, 2), f),
     ], dict(dynamic, type="float"))
+    case("ct_int8_sym", "int-quantized", [("a", (8, 64), dict(int8, strategy="channel"), (8, 1), b)])
 
 
 def main():

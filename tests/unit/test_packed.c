@@ -94,6 +94,7 @@ static void test_goldens(void **state) {
     check_folder("awq", 1, "awq");
     check_folder("ct_int4", 4, "compressed-tensors: 4 weights, dequantized exactly");
     check_folder("ct_int4_sym", 1, "compressed-tensors");
+    check_folder("ct_int8_sym", 1, "compressed-tensors");
     check_folder("ct_int8", 4, "its dynamic quantization");
     check_folder("ct_fp8", 3, "its dynamic quantization");
 }
@@ -120,6 +121,7 @@ static void test_types(void **state) {
         {"ct_int4", "sym.weight", "INT4"},
         {"ct_int4_sym", "a.weight", "Q4_0"},
         {"ct_int4", "channel.weight", "F64"},
+        {"ct_int8_sym", "a.weight", "Q8_0"},
         {"ct_int8", "tensor.weight", "INT8"},
         {"ct_int8", "odd.weight", "F32"},
         {"ct_fp8", "block.weight", "FP8_E4M3"},
@@ -314,6 +316,21 @@ static void test_config(void **state) {
              plain);
 }
 
+/* checkpoint() puts the text after "quantization_config": another section may follow it. */
+static void test_two_sections(void **state) {
+    (void)state;
+    REFUSED("{\"quant_method\": \"mxfp4\"}, \"compression_config\": {\"quant_method\": \"fp8\"}", LM_UNSUPPORTED, "compression_config.",
+            "two quantization sections", plain);
+    REFUSED("null, \"text_config\": {\"quantization_config\": {\"quant_method\": \"odd\"}}", LM_UNSUPPORTED,
+            "text_config.quantization_config.quant_method", "'odd' is not supported", plain);
+    REFUSED("null, \"compression_config\": {\"quant_method\": \"odd\"}", LM_UNSUPPORTED, "compression_config.quant_method",
+            "'odd' is not supported", plain);
+    /* null blocks are none, a missing key is transformers' 128 x 128 */
+    const stored w = {"a.weight", "F8_E4M3", 2, {40, 256}, 1}, s = {"a.weight_scale_inv", "F32", 2, {1, 2}, 0};
+    ACCEPTED("{\"quant_method\": \"fp8\"}", w, s);
+    REFUSED("{\"quant_method\": \"fp8\", \"weight_block_size\": null}", LM_FORMAT, "a.weight_scale_inv", "doesn't fit", w, s);
+}
+
 static void test_no_section(void **state) {
     (void)state;
     REFUSED(NULL, LM_FORMAT, "quantization_config", "missing, but the tensor a.qweight", {"a.qweight", "I32", 2, {8, 8}, 0});
@@ -396,6 +413,33 @@ static void test_ct_shapes(void **state) {
     REFUSED(sym, LM_FORMAT, "a.weight_zero_point", "without the codes", {"a.weight_zero_point", "I8", 2, {8, 1}, 0}, plain);
 }
 
+/* The type of a.weight: what the scales' values allow. */
+static void read_as(const char *type, const char *quantization, const stored *t, uint32_t n) {
+    checkpoint(quantization, t, n);
+    lm_source *s = opened(dir);
+    const lm_tensor *a = lm_source_tensor(s, "a.weight");
+    if (!a || strcmp(a->type->name, type)) fail_msg("%s, want %s", a ? a->type->name : "none", type);
+    lm_source_close(s);
+}
+#define READ_AS(type, q, ...) read_as(type, q, (const stored[]){__VA_ARGS__}, sizeof((const stored[]){__VA_ARGS__}) / sizeof(stored))
+
+static void test_scale_values(void **state) {
+    (void)state;
+    const char *const sym = CT("\"group_size\": 32");
+    const stored c = {"a.weight_packed", "I32", 2, {8, 8}, 0}, n = {"a.weight_shape", "I64", 1, {2}, 0};
+    const stored half = {"a.weight_scale", "BF16", 2, {8, 2}, 0x3c}, tiny = {"a.weight_scale", "BF16", 2, {8, 2}, 1};
+    READ_AS("Q4_0", sym, c, n, half);
+    READ_AS("INT4", sym, c, n, tiny); /* 2^-126 is no half */
+    READ_AS("INT4", sym, c, n, half, {"a.weight_zero_point", "I32", 2, {1, 2}, 0x87});
+    /* one weight that isn't Q4_0 exactly, and none is: experts of a layer need one type */
+    READ_AS("INT4", sym, c, n, half, {"b.weight_packed", "I32", 2, {8, 8}, 0}, {"b.weight_shape", "I64", 1, {2}, 0},
+            {"b.weight_scale", "BF16", 2, {8, 2}, 1});
+    const stored odd = {"a.weight", "I8", 2, {8, 40}, 1};
+    READ_AS("F32", sym, odd, {"a.weight_scale", "BF16", 2, {8, 1}, 0x3c});
+    READ_AS("F64", sym, odd, {"a.weight_scale", "BF16", 2, {8, 1}, 0x7f}); /* times 127 leaves float32 */
+    READ_AS("F64", sym, odd, {"a.weight_scale", "F32", 2, {8, 1}, 0x3c});
+}
+
 static void test_out_of_memory(void **state) {
     (void)state;
     lm_error err;
@@ -420,10 +464,12 @@ int main(void) {
         cmocka_unit_test(test_gpt_oss),
         cmocka_unit_test(test_private_f32),
         cmocka_unit_test_setup_teardown(test_config, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_two_sections, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_no_section, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_shapes, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_gptq_shapes, make_dir, remove_dir),
         cmocka_unit_test_setup_teardown(test_ct_shapes, make_dir, remove_dir),
+        cmocka_unit_test_setup_teardown(test_scale_values, make_dir, remove_dir),
         cmocka_unit_test(test_out_of_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
