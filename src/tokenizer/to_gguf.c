@@ -138,25 +138,45 @@ static const char *const probes[] = {
     "e\xcc\x81" "a\xcc\x8a \xf0\x9f\x98\x80\xf0\x9f\x91\x8d\xf0\x9f\x8f\xbd \xe0\xa4\xa8\xe0\xa4\xae\xe0\xa4\xb8\xe0\xa5\x8d\xe0\xa4\xa4\xe0\xa5\x87", "   leading, trailing   ", "_under_score -dash- \xe2\x80\x94 \xe2\x80\x9cquoted\xe2\x80\x9d",
 };
 
-/* *same: both give the probes the same ids. */
+static void pieces_free(lm_encoder *e) {
+    lm_pattern_end(e);
+    lm_free(e->text.s);
+    lm_free(e->spare.s);
+    lm_free(e->span.v);
+    lm_free(e->span2.v);
+}
+
+/* s as BPE gets it: normalised into e->text, cut into e->span. pieces_free(e), also on failure. */
+static lm_status pieces(const lm_tokenizer *t, const char *s, lm_encoder *e, lm_error *err) {
+    *e = (lm_encoder){.t = t, .err = err};
+    if (t->n_norm) LM_TRY(lm_normalize(e, s, strlen(s), &e->text));
+    else if (!lm_tbuf_put(&e->text, s, strlen(s))) return lm_fail_nomem(err, "the tokenizer", strlen(s));
+    LM_TRY(lm_pattern_begin(e));
+    return lm_pretokenize(e, true);
+}
+
+static bool same_pieces(const lm_encoder *x, const lm_encoder *y) {
+    return x->text.n == y->text.n && !memcmp(x->text.s, y->text.s, x->text.n) && x->span.n == y->span.n && !memcmp(x->span.v, y->span.v, x->span.n * sizeof *x->span.v);
+}
+
+/* *same: both normalise and cut the probes alike, whatever their vocabulary makes of the pieces. */
 static lm_status agree(const lm_tokenizer *a, const lm_tokenizer *b, bool *same, lm_error *err) {
-    lm_ids x = {0}, y = {0};
     lm_status s = LM_OK;
-    *same = true;
+    *same = a->ignore_merges == b->ignore_merges;
     for (size_t i = 0; i < sizeof probes / sizeof *probes && *same && s == LM_OK; i++) {
-        x.n = y.n = 0;
-        s = lm_tokenizer_encode(a, probes[i], strlen(probes[i]), true, true, &x, err);
-        if (s == LM_OK) s = lm_tokenizer_encode(b, probes[i], strlen(probes[i]), true, true, &y, err);
-        *same = s == LM_OK && x.n == y.n && !memcmp(x.id, y.id, x.n * sizeof *x.id);
+        lm_encoder x, y = {0};
+        s = pieces(a, probes[i], &x, err);
+        if (s == LM_OK) s = pieces(b, probes[i], &y, err);
+        *same = s == LM_OK && same_pieces(&x, &y);
+        pieces_free(&x);
+        pieces_free(&y);
     }
-    lm_ids_free(&x);
-    lm_ids_free(&y);
     return s;
 }
 
 static int by_key(const void *a, const void *b) { return strcmp(((const lm_meta_entry *)a)->key, ((const lm_meta_entry *)b)->key); }
 
-/* The pre-tokenizer's name in GGUF: the first with which a reader gives the probes this tokenizer's ids. */
+/* The pre-tokenizer's name in GGUF: the first with which a reader cuts the probes as this tokenizer does. */
 static lm_status find_pre(out *o, const lm_source *src, const lm_tokenizer *t, lm_error *err) {
     lm_meta_entry *sorted = lm_arena_calloc(o->a, MAX_ENTRIES, sizeof *sorted);
     if (!sorted) return lm_fail_nomem(err, "the tokenizer", 0);
