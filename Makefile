@@ -13,7 +13,7 @@ COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 # Defined arithmetic: nothing is contracted, nothing is reassociated. One binary for any CPU of the architecture: only the files of an
 # instruction set's own folder are built for it, and they run only after a start-up check.
 ARCH    := $(shell $(CC) -dumpmachine | cut -d- -f1)
-CFLAGS  += -std=c17 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers $(WERROR) \
+CFLAGS  += -std=c17 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers -Werror=implicit-function-declaration $(WERROR) \
            -ffp-contract=off -fno-math-errno -fno-trapping-math -fvisibility=hidden -pthread -Iinclude -Isrc -I$(B)/gen $(SAN)
 LDLIBS  += -ljansson -lpcre2-8 -lutf8proc -lm
 ISA_avx2   := -mavx2 -mfma -mf16c
@@ -45,6 +45,7 @@ $(B)/liblemma.a: $(OBJ)
 $(B)/lemma: $(CLI_OBJ) $(B)/liblemma.a
 	$(CC) $(CFLAGS) -o $@ $(CLI_OBJ) $(B)/liblemma.a $(LDFLAGS) $(LDLIBS)
 
+$(B)/src/kernels/ref/%.o: CFLAGS += -Wno-psabi
 $(B)/src/kernels/avx2/%.o: CFLAGS += $(ISA_avx2)
 $(B)/src/kernels/avx512/%.o: CFLAGS += $(ISA_avx512)
 $(B)/src/kernels/avx2/int_avxvnni.o: CFLAGS += -mavxvnni

@@ -6,7 +6,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#pragma GCC diagnostic ignored "-Wpsabi" /* vectors are passed between inlined functions only */
 #define LM_INLINE static inline __attribute__((unused))
 #define LM_CHAINS 1
 /* gcc's vector extension: the compiler lowers whole-vector operations to what the base instruction set has, element by element the same. */
