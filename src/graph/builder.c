@@ -127,6 +127,19 @@ lm_op lm_op_blank(void) {
     return o;
 }
 
+/* A name that is taken in its layer gets .2, .3 …: a trace holds every result under its name. The ops of a layer stand together. */
+static bool taken(const lm_graph *g, const char *full) {
+    for (uint32_t i = g->p->n_ops; i > 0 && (g->layer < 0 || g->p->op[i - 1].layer == g->layer); i--)
+        if (!strcmp(g->p->op[i - 1].name, full)) return true;
+    return false;
+}
+static char *free_name(lm_graph *g, const char *name) {
+    char *first = full_name(g, g->layer, name), *full = first;
+    for (uint32_t k = 2; full && taken(g, full); k++) full = lm_arena_printf(g->p->arena, "%s.%u", first, k);
+    if (first && !full) lm_graph_fail(g, LM_NOMEM, name, "out of memory building the program");
+    return full;
+}
+
 /* One op makes one value, so both arrays share an index. */
 lm_val lm_op_custom(lm_graph *g, lm_op_kind kind, const char *name, uint32_t width, const lm_op *o) {
     if (!lm_graph_ok(g)) return LM_NONE;
@@ -135,7 +148,7 @@ lm_val lm_op_custom(lm_graph *g, lm_op_kind kind, const char *name, uint32_t wid
     for (int i = 0; i < 4; i++)
         if (in[i] != LM_NONE && in[i] >= p->n_values) return lm_graph_fail(g, LM_INTERNAL, name, "operand %d of the op does not exist", i);
     if (!width) return lm_graph_fail(g, LM_INTERNAL, name, "the op's result has no width");
-    char *full = full_name(g, g->layer, name);
+    char *full = free_name(g, name);
     if (!full) return LM_NONE;
     uint32_t cap = g->cap_ops;
     lm_op *ops = grow(g, p->op, p->n_ops, &cap, sizeof *ops);
