@@ -184,6 +184,11 @@ static void test_private_f32(void **state) {
             types[k]->decode(block, d, 1);
             types[k]->decode_f32(block, f, 1);
             for (int i = 0; i < 32; i++) assert_true(same((float)d[i], f[i]));
+            if (!types[k]->ints) continue;
+            int8_t q[32];
+            float scale, min;
+            types[k]->ints(block, q, &scale, &min);
+            for (int i = 0; i < 32; i++) assert_true(same((double)scale * q[i], d[i]));
         }
 }
 

@@ -2,36 +2,32 @@
 #include "backend/cpu/cpu.h"
 #include <string.h>
 
-/* Rows of a weight as bytes of the packed type: in place where they are stored plainly, else decoded into the thread's buffer. */
+/* Rows of a weight as bytes of its type: in place, or, where a checkpoint keeps their scales in companion tensors, put together in the
+ * thread's scratch. */
 typedef struct packing {
     const lm_weight *w;
     lm_packed_matrix *m;
-    float *decoded;        /* [threads][16][K]; NULL: rows are used as stored */
+    uint8_t *scratch;      /* [threads][16] rows; NULL: all rows are in place */
+    size_t row_bytes;
     uint32_t first, stack; /* row 0 of matrix j is the weight's row first + j·stack; 0: the weight's own matrices */
 } packing;
 
-static const uint8_t *row_bytes(const packing *p, uint32_t mat, uint32_t r, float *buf) {
+static const uint8_t *row_bytes(const packing *p, uint32_t mat, uint32_t r, uint8_t *scratch) {
     uint64_t row = p->stack ? (uint64_t)mat * p->stack + p->first + r : r, stored;
     const lm_tensor *t;
-    if (p->stack) mat = 0;
-    if (p->decoded) {
-        lm_weight_row_f32(p->w, mat, row, buf);
-        return (const uint8_t *)buf;
-    }
-    lm_weight_row(p->w, mat, row, &t, &stored);
-    return t->data + stored * (p->w->cols / p->w->type->block * p->w->type->bytes);
+    lm_weight_row(p->w, p->stack ? 0 : mat, row, &t, &stored);
+    return lm_tensor_row_bytes(t, stored, scratch);
 }
 static void pack_task(void *ctx, uint32_t task, uint32_t thread) {
     const packing *p = ctx;
     const uint32_t mat = task / p->m->strips, s = task % p->m->strips;
-    float *buf = p->decoded ? p->decoded + (size_t)thread * 16 * p->m->K : NULL;
+    uint8_t *scratch = p->scratch ? p->scratch + (size_t)thread * 16 * p->row_bytes : NULL;
     const uint8_t *row[16];
     for (uint32_t r = 0; r < 16; r++)
-        row[r] = s * 16 + r < p->m->rows ? row_bytes(p, mat, s * 16 + r, buf ? buf + (size_t)r * p->m->K : NULL) : NULL;
+        row[r] = s * 16 + r < p->m->rows ? row_bytes(p, mat, s * 16 + r, scratch ? scratch + r * p->row_bytes : NULL) : NULL;
     lm_packed_strip(p->m, mat, s, row);
 }
-/* Checkpoints whose scales stand in companion tensors have no rows of their own type. */
-static bool plain_rows(const lm_weight *w) {
+static bool in_place(const lm_weight *w) {
     for (uint32_t i = 0; i < w->n_seg; i++)
         for (uint32_t m = 0; m < (w->seg[i].per_mat ? w->n_mat : 1); m++)
             if ((w->seg[i].per_mat ? w->seg[i].per_mat[m] : w->seg[i].t)->packed) return false;
@@ -40,17 +36,17 @@ static bool plain_rows(const lm_weight *w) {
 
 static lm_status pack_rows(lm_device *d, const lm_weight *w, uint64_t n_mat, uint64_t rows, uint32_t first, uint32_t stack, lm_packed_matrix *out,
                            lm_error *err) {
-    packing p = {.w = w, .m = out, .first = first, .stack = stack};
-    const bool plain = plain_rows(w);
-    LM_TRY(lm_packed_create(plain ? w->type : lm_dtype_by_name("F32"), n_mat, rows, w->cols, out, err));
-    uint64_t tasks = n_mat * out->strips, bytes = (uint64_t)lm_pool_size(d->pool) * 16 * w->cols * sizeof(float);
-    if (!plain) p.decoded = lm_malloc(bytes);
-    if (tasks > UINT32_MAX || (!plain && !p.decoded)) {
+    packing p = {.w = w, .m = out, .row_bytes = w->cols / w->type->block * w->type->bytes, .first = first, .stack = stack};
+    const bool plain = in_place(w);
+    LM_TRY(lm_packed_create(w->type, n_mat, rows, w->cols, out, err));
+    uint64_t tasks = n_mat * out->strips, bytes = (uint64_t)lm_pool_size(d->pool) * 16 * p.row_bytes;
+    if (!plain) p.scratch = lm_malloc(bytes);
+    if (tasks > UINT32_MAX || (!plain && !p.scratch)) {
         lm_packed_free(out);
-        return tasks > UINT32_MAX ? lm_fail(err, LM_RANGE, "a weight of more than 2^36 rows") : lm_fail_nomem(err, "decoded rows", bytes);
+        return tasks > UINT32_MAX ? lm_fail(err, LM_RANGE, "a weight of more than 2^36 rows") : lm_fail_nomem(err, "rows being packed", bytes);
     }
     lm_pool_run(d->pool, pack_task, &p, (uint32_t)tasks);
-    lm_free(p.decoded);
+    lm_free(p.scratch);
     return LM_OK;
 }
 
