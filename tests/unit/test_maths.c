@@ -321,6 +321,23 @@ static void embedding_scale(void **state) {
     }
 }
 
+/* A trace with every op's result holds each under its name. */
+static void names_are_unique(void **state) {
+    (void)state;
+    static const char *const family[] = {"tests/fixtures/gemma3n", "tests/fixtures/qwen3_5", "tests/fixtures/qwen3_next", "tests/fixtures/deepseek_v32", "tests/fixtures/gemma4_moe"};
+    for (size_t f = 0; f < sizeof family / sizeof *family; f++) {
+        lm_source *s = open_fixture(family[f]);
+        lm_program *p = build(s);
+        for (uint32_t i = 0; i < p->n_ops; i++) {
+            assert_true(p->op[i].layer < 0 || !strncmp(p->op[i].name, "layer.", 6));
+            for (uint32_t j = 0; j < i; j++)
+                if (!strcmp(p->op[i].name, p->op[j].name)) fail_msg("%s: two results are called %s", family[f], p->op[i].name);
+        }
+        lm_program_free(p);
+        lm_source_close(s);
+    }
+}
+
 /* ---- attention ------------------------------------------------------------------------------------------------------------------------------------*/
 /* Window 4 over 8 tokens (and 300, around pages and the ring): query p sees keys p−3 … p; caps go before the mask. */
 static void windows(void **state) {
@@ -477,7 +494,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(llama3_rope), cmocka_unit_test(rope_freqs),      cmocka_unit_test(longrope), cmocka_unit_test(yarn_magnitudes),
         cmocka_unit_test(softcaps),    cmocka_unit_test(embedding_scale), cmocka_unit_test(windows),  cmocka_unit_test(routing),
-        cmocka_unit_test(clamped_swiglu), cmocka_unit_test(ties),         cmocka_unit_test(delta_rule),
+        cmocka_unit_test(clamped_swiglu), cmocka_unit_test(ties),         cmocka_unit_test(delta_rule), cmocka_unit_test(names_are_unique),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
