@@ -45,8 +45,9 @@ typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_
 
 typedef struct lm_kernels {
     const char *level;
-    /* total[t][16] (= or +=) the sum over n ≤ 256 elements of w[k][16]·x[k][n_t], n_t ≤ LM_TILE */
-    void (*tile)(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total);
+    /* total[t][16] (= or +=) the sum over n ≤ 256 elements of w[k][16]·x[k][n_t], n_t ≤ LM_TILE; the same for a second strip, w1 and total1,
+     * where w1 is not NULL */
+    void (*tile)(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1);
     lm_unpack_fn unpack[LM_PACK_COUNT];
     lm_gemv_fn gemv[LM_PACK_COUNT]; /* NULL: unpack, then tile */
     /* sums over 16 virtual lanes */

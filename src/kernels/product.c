@@ -59,7 +59,11 @@ static void add_block(const task *k, uint32_t k0, uint32_t n, bool first, float 
     for (uint32_t i = k->i0; i < k->i1; i++) {
         const uint32_t t = lm_x_first(p->n_t, i), width = lm_x_first(p->n_t, i + 1) - t;
         const float *x = p->xp + (size_t)t * w->K + (size_t)k0 * width;
-        for (uint32_t s = 0; s < k->n_s; s++) p->k->tile(dec[s], n, x, width, first, total + ((size_t)s * k->ld + (t - k->t0)) * 16);
+        for (uint32_t s = 0; s < k->n_s; s += 2) {
+            const bool two = s + 1 < k->n_s;
+            float *to = total + ((size_t)s * k->ld + (t - k->t0)) * 16;
+            p->k->tile(dec[s], two ? dec[s + 1] : NULL, n, x, width, first, to, to + (size_t)k->ld * 16);
+        }
     }
 }
 

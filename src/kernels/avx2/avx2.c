@@ -26,7 +26,7 @@ LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, uint
         _mm256_storeu_ps(o + 8, first ? hi[t] : _mm256_add_ps(_mm256_loadu_ps(o + 8), hi[t]));
     }
 }
-static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+static void tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
     for (uint32_t t = 0; t < n_t;) {
         const uint32_t left = n_t - t, T = left <= 6 ? left : left < 12 ? (left + 1) / 2 : 6;
         switch (T) {
@@ -39,5 +39,9 @@ static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, boo
         }
         t += T;
     }
+}
+static void k_tile(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1) {
+    tile(w, n, x, n_t, first, total);
+    if (w1) tile(w1, n, x, n_t, first, total1);
 }
 LM_TABLE(avx2);

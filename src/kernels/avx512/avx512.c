@@ -21,9 +21,30 @@ LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, bool
         _mm512_storeu_ps(o, first ? acc[t] : _mm512_add_ps(_mm512_loadu_ps(o), acc[t]));
     }
 }
+/* Two strips side by side: each broadcast feeds two fmas, so that the loads no longer limit the tile */
+LM_INLINE void tile2_body(int T, const float *w0, const float *w1, uint32_t n, const float *x, bool first, float *total0, float *total1) {
+    __m512 a[12], b[12];
+    LM_UNROLL for (int t = 0; t < T; t++) a[t] = b[t] = _mm512_setzero_ps();
+    for (uint32_t k = 0; k < n; k++, w0 += 16, w1 += 16, x += T) {
+        const __m512 u = _mm512_loadu_ps(w0), v = _mm512_loadu_ps(w1);
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            const __m512 xv = _mm512_set1_ps(x[t]);
+            a[t] = _mm512_fmadd_ps(u, xv, a[t]);
+            b[t] = _mm512_fmadd_ps(v, xv, b[t]);
+        }
+    }
+    LM_UNROLL for (int t = 0; t < T; t++) {
+        float *o = total0 + 16 * t, *p = total1 + 16 * t;
+        _mm512_storeu_ps(o, first ? a[t] : _mm512_add_ps(_mm512_loadu_ps(o), a[t]));
+        _mm512_storeu_ps(p, first ? b[t] : _mm512_add_ps(_mm512_loadu_ps(p), b[t]));
+    }
+}
 #define LM_TILE_CASE(T) \
-    case T: tile_body(T, w, n, x, first, total); break;
-static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+    case T: \
+        if (w1) tile2_body(T, w, w1, n, x, first, total, total1); \
+        else tile_body(T, w, n, x, first, total); \
+        break;
+static void k_tile(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1) {
     switch (n_t) {
         LM_TILE_CASE(1)
         LM_TILE_CASE(2)

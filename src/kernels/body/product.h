@@ -2,7 +2,9 @@
  * of 16 rows), from which unpack and gemv are made. Weights come out as the float32 nearest to the exact decoded value: d·q is exact in float32
  * for these types (d has 11 bits, q and a K-quant's scale 13 more at most), and d·q − m is one fused operation. */
 
+#ifndef LM_UNROLL
 #define LM_UNROLL _Pragma("GCC unroll 16")
+#endif
 typedef struct lm_scales {
     vf a, b;              /* scale, minimum */
     const uint8_t *lines; /* of the low bits */
@@ -17,23 +19,24 @@ LM_INLINE lm_scales begin_f16(const uint8_t *s, uint32_t k) { return (lm_scales)
 LM_INLINE void quad_f16(const lm_scales *s, uint32_t j, vf w[4]) { w[0] = v_load_f16(s->lines + 32 * j); }
 LM_INLINE void quad_bf16(const lm_scales *s, uint32_t j, vf w[4]) { w[0] = v_load_bf16(s->lines + 32 * j); }
 
+/* 16 elements at a time: the low nibbles of a block's lines, then the high ones */
 LM_INLINE lm_scales begin_q4_0(const uint8_t *s, uint32_t k) {
     const uint8_t *g = s + (size_t)(k / 64) * 576;
     uint32_t odd = k / 32 & 1;
-    return (lm_scales){.a = v_load_f16(g + 32 * odd), .lines = g + 64 + 256 * odd};
+    return (lm_scales){.a = v_load_f16(g + 32 * odd), .lines = g + 64 + 256 * odd, .shift = k & 16 ? 4 : 0};
 }
 LM_INLINE void quad_q4_0(const lm_scales *s, uint32_t j, vf w[4]) {
-    vi x = i_load(s->lines + 64 * (j & 3));
-    LM_UNROLL for (int b = 0; b < 4; b++) w[b] = v_mul(s->a, v_nibble_m8(i_srl(x, 8 * b + (j >= 4 ? 4 : 0))));
+    vi x = i_srl(i_load(s->lines + 64 * j), s->shift);
+    LM_UNROLL for (int b = 0; b < 4; b++) w[b] = v_mul(s->a, v_nibble_m8(i_srl(x, 8 * b)));
 }
 LM_INLINE lm_scales begin_q4_1(const uint8_t *s, uint32_t k) {
     const uint8_t *g = s + (size_t)(k / 64) * 640;
     uint32_t odd = k / 32 & 1;
-    return (lm_scales){.a = v_load_f16(g + 32 * odd), .b = v_load_f16(g + 64 + 32 * odd), .lines = g + 128 + 256 * odd};
+    return (lm_scales){.a = v_load_f16(g + 32 * odd), .b = v_load_f16(g + 64 + 32 * odd), .lines = g + 128 + 256 * odd, .shift = k & 16 ? 4 : 0};
 }
 LM_INLINE void quad_q4_1(const lm_scales *s, uint32_t j, vf w[4]) {
-    vi x = i_load(s->lines + 64 * (j & 3));
-    LM_UNROLL for (int b = 0; b < 4; b++) w[b] = v_fma(s->a, v_nibble(i_srl(x, 8 * b + (j >= 4 ? 4 : 0))), s->b);
+    vi x = i_srl(i_load(s->lines + 64 * j), s->shift);
+    LM_UNROLL for (int b = 0; b < 4; b++) w[b] = v_fma(s->a, v_nibble(i_srl(x, 8 * b)), s->b);
 }
 LM_INLINE lm_scales begin_q8_0(const uint8_t *s, uint32_t k) {
     const uint8_t *g = s + (size_t)(k / 64) * 1088;
@@ -97,7 +100,7 @@ LM_INLINE void gemv_body(begin_fn begin, quad_fn quad, uint32_t sub, uint32_t st
     for (uint32_t k = k0; k < k0 + n; k += sub) {
         lm_scales s[4];
         LM_UNROLL for (int c = 0; c < C; c++) s[c] = begin(strip + (size_t)c * strip_bytes, k);
-        LM_UNROLL for (uint32_t j = 0; j < sub / step; j++, x += step * (uint32_t)T) {
+        for (uint32_t j = 0; j < sub / step; j++, x += step * (uint32_t)T) {
             LM_UNROLL for (int c = 0; c < C; c++) {
                 vf w[4];
                 quad(&s[c], j, w);
@@ -111,6 +114,8 @@ LM_INLINE void gemv_body(begin_fn begin, quad_fn quad, uint32_t sub, uint32_t st
         v_store(o, first ? acc[c][t] : v_add(v_load(o), acc[c][t]));
     }
 }
+/* The decode path; a level without one (LM_NO_GEMV) unpacks and takes its tile. */
+#ifndef LM_NO_GEMV
 #define LM_GEMV_TYPE(NAME, BEGIN, QUAD, SUB, STEP) \
     static void gemv_##NAME(const uint8_t *strip, size_t strip_bytes, uint32_t n_c, uint32_t k0, uint32_t n, const float *x, uint32_t n_t, bool first, \
                             float *total) { \
@@ -131,7 +136,11 @@ LM_INLINE void gemv_body(begin_fn begin, quad_fn quad, uint32_t sub, uint32_t st
             default: gemv_body(BEGIN, QUAD, SUB, STEP, 1, 4, s, 0, k0, n, x, first, o); \
             } \
         } \
-    } \
+    }
+#else
+#define LM_GEMV_TYPE(NAME, BEGIN, QUAD, SUB, STEP)
+#endif
+#define LM_UNPACK_TYPE(NAME, BEGIN, QUAD, SUB, STEP) \
     static void unpack_##NAME(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst) { \
         (void)type; \
         for (uint32_t k = k0; k < k0 + n; k += SUB) { \
@@ -143,15 +152,18 @@ LM_INLINE void gemv_body(begin_fn begin, quad_fn quad, uint32_t sub, uint32_t st
             } \
         } \
     }
-LM_GEMV_TYPE(f32, begin_f32, quad_f32, 1, 1)
-LM_GEMV_TYPE(f16, begin_f16, quad_f16, 1, 1)
-LM_GEMV_TYPE(bf16, begin_f16, quad_bf16, 1, 1)
-LM_GEMV_TYPE(q4_0, begin_q4_0, quad_q4_0, 32, 4)
-LM_GEMV_TYPE(q4_1, begin_q4_1, quad_q4_1, 32, 4)
-LM_GEMV_TYPE(q8_0, begin_q8_0, quad_q8_0, 32, 4)
-LM_GEMV_TYPE(q4_k, begin_q4_k, quad_q4_k, 32, 4)
-LM_GEMV_TYPE(q5_k, begin_q5_k, quad_q5_k, 32, 4)
-LM_GEMV_TYPE(q6_k, begin_q6_k, quad_q6_k, 16, 4)
+#define LM_PACKED_TYPE(...) \
+    LM_GEMV_TYPE(__VA_ARGS__) \
+    LM_UNPACK_TYPE(__VA_ARGS__)
+LM_PACKED_TYPE(f32, begin_f32, quad_f32, 1, 1)
+LM_PACKED_TYPE(f16, begin_f16, quad_f16, 1, 1)
+LM_PACKED_TYPE(bf16, begin_f16, quad_bf16, 1, 1)
+LM_PACKED_TYPE(q4_0, begin_q4_0, quad_q4_0, 16, 4)
+LM_PACKED_TYPE(q4_1, begin_q4_1, quad_q4_1, 16, 4)
+LM_PACKED_TYPE(q8_0, begin_q8_0, quad_q8_0, 32, 4)
+LM_PACKED_TYPE(q4_k, begin_q4_k, quad_q4_k, 32, 4)
+LM_PACKED_TYPE(q5_k, begin_q5_k, quad_q5_k, 32, 4)
+LM_PACKED_TYPE(q6_k, begin_q6_k, quad_q6_k, 16, 4)
 
 /* Any type: 16 rows' blocks, decoded one by one and turned. */
 static void unpack_generic(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst) {

@@ -1,6 +1,8 @@
 /* Level "c": the whole table in plain C. */
 #include "kernels/kernels.h"
 #include "kernels/ref/v16.h"
+#define LM_NO_GEMV
+#define LM_UNROLL
 #define LM_DOT_Q 1
 #define LM_ACC_Q 1
 #define LM_ACC_D 1
@@ -8,7 +10,7 @@
 #include "kernels/body/product.h"
 #include "kernels/body/vector.h"
 
-static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
+static void tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
     for (uint32_t t = 0; t < n_t; t++) {
         float acc[16] = {0};
         for (uint32_t k = 0; k < n; k++) {
@@ -17,5 +19,9 @@ static void k_tile(const float *w, uint32_t n, const float *x, uint32_t n_t, boo
         }
         for (uint32_t r = 0; r < 16; r++) total[t * 16 + r] = first ? acc[r] : total[t * 16 + r] + acc[r];
     }
+}
+static void k_tile(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1) {
+    tile(w, n, x, n_t, first, total);
+    if (w1) tile(w1, n, x, n_t, first, total1);
 }
 LM_TABLE(c);
