@@ -33,7 +33,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib test unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib test test-peers unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -84,6 +84,13 @@ asan:
 	@$(MAKE) --no-print-directory -j$(JOBS) B=build-asan OPT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" build-asan/lemma unit
 	@B=build-asan SHARED=$(SHARED) tests/run asan
 
+# llama.cpp reads what lemma wrote: its build comes from PyPI into an environment outside the tree. Not a part of `make test`.
+PEERS := $(or $(LEMMA_PEERS),$(HOME)/.cache/lemma/peers)
+test-peers: all
+	@[ -x $(PEERS)/bin/python ] || python3 -m venv $(PEERS)
+	@$(PEERS)/bin/python -c 'import xllamacpp' 2>/dev/null || $(PEERS)/bin/pip install -q --only-binary :all: xllamacpp
+	@$(PEERS)/bin/python tools/peers/compare.py $(B)/lemma
+
 # ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
 FILE ?=
 demo: all
@@ -130,6 +137,7 @@ uninstall:
 help:
 	@echo "make            build/lemma"
 	@echo "make test       everything (SHARED=DIR adds the tokenizers and templates kept outside the tree)"
+	@echo "make test-peers llama.cpp continues the traces from the GGUF files that lemma writes"
 	@echo "make demo       fetch a real model, prove it, run it (FILE=PATH: a copy that is here already)"
 	@echo "make asan       the tests under AddressSanitizer and UBSan"
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"

@@ -179,7 +179,12 @@ static lm_val layer(lm_b *b, uint32_t l, lm_val x) {
 /* The plain keys are the full layers'. */
 static void to_gguf(lm_b *b) {
     const lm_hparams *h = &b->hp;
+    const gemma4 *o = b->own;
     lm_gemma_to_gguf(b);
+    lm_export_u32(b, "embedding_length_per_layer_input", o->layer_input); /* both wanted by llama.cpp, 0 too */
+    uint32_t shared = 0;
+    for (uint32_t l = 0; l < h->n_layers; l++) shared += h->layer[l].kv_from >= 0;
+    lm_export_u32(b, "attention.shared_kv_layers", shared);
     for (uint32_t l = 0; l < h->n_layers; l++) {
         const lm_layer_hp *a = &h->layer[l];
         lm_export_u32(b, a->window ? "attention.key_length_swa" : "attention.key_length", a->dk);
