@@ -3,7 +3,6 @@
 #include <string.h>
 
 #define PAIR 32u          /* rows of a pair of strips */
-#define GEMV_STRIPS 8u    /* strips that a decode task takes */
 #define TILE_FLOATS (6u * PAIR)
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
@@ -60,8 +59,13 @@ void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size
 
 /* ---- tasks -----------------------------------------------------------------------------------------------------------------------*/
 static bool direct(const lm_int_product *p) { return p->n_t <= LM_INT_GEMV && p->k->gemv[p->w->pack]; }
+/* strips that a task takes: decoding, enough that handing a task out costs little, few enough that all threads have work */
+static uint32_t strips_per_task(const lm_int_product *p) {
+    const uint32_t n = p->w->strips / 12;
+    return !direct(p) || n < 2 ? 2 : n > 8 ? 8 : n;
+}
 static uint32_t row_tasks(const lm_int_product *p) {
-    const uint32_t per = direct(p) ? GEMV_STRIPS : 2;
+    const uint32_t per = strips_per_task(p);
     return (p->w->strips + per - 1) / per;
 }
 uint32_t lm_int_tasks(const lm_int_product *p) {
@@ -116,7 +120,7 @@ static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n
 }
 
 static void run_direct(const lm_int_product *p, uint32_t i, const segments *g, float *out) {
-    const uint32_t s0 = i * GEMV_STRIPS, s1 = p->w->strips - s0 < GEMV_STRIPS ? p->w->strips : s0 + GEMV_STRIPS;
+    const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
     for (uint32_t s = s0; s < s1; s++) {
         p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), p->xq, p->n_t, g->bound, g->n, out);
         put(p, s, 0, p->n_t, sum_segments(g, out, (size_t)p->n_t * 16), 16);

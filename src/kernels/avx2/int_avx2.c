@@ -1,5 +1,6 @@
 /* Quantized activations on AVX2. Products of bytes are made in 16 bits: vpmaddubsw would saturate. */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/avx2/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"
@@ -83,4 +84,13 @@ void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, u
             else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
         }
 }
-const lm_int_kernels lm_int_avx2 = {.level = "avx2", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile};
+/* u up to 63: two products and their sum stay within 16 bits */
+LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {
+    const __m256i v = _mm256_set1_epi32(x), one = _mm256_set1_epi16(1);
+    return (vi){_mm256_add_epi32(acc.a, _mm256_madd_epi16(_mm256_maddubs_epi16(u.a, v), one)),
+                _mm256_add_epi32(acc.b, _mm256_madd_epi16(_mm256_maddubs_epi16(u.b, v), one))};
+}
+#define LM_DP_WIDE 0
+#include "kernels/body/int_gemv.h"
+
+const lm_int_kernels lm_int_avx2 = {.level = "avx2", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

@@ -1,5 +1,6 @@
 /* Quantized activations on AVX2 with the VNNI extension in its 256-bit VEX form. */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/avx2/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"
@@ -22,4 +23,11 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint
 }
 #include "kernels/avx2/int_tile.h"
 
-const lm_int_kernels lm_int_avxvnni = {.level = "avxvnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile};
+LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {
+    const __m256i v = _mm256_set1_epi32(x);
+    return (vi){_mm256_dpbusd_avx_epi32(acc.a, u.a, v), _mm256_dpbusd_avx_epi32(acc.b, u.b, v)};
+}
+#define LM_DP_WIDE 1
+#include "kernels/body/int_gemv.h"
+
+const lm_int_kernels lm_int_avxvnni = {.level = "avxvnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

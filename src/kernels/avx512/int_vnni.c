@@ -1,6 +1,7 @@
 /* Quantized activations on AVX-512 VNNI: 32 rows by up to 6 (i8) or 4 (i16) tokens in registers. A broadcast activation serves two weight
  * vectors, so that loads (two a cycle at best) don't bound the dot products (two a cycle). */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/avx512/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"
@@ -129,4 +130,8 @@ static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint
     if (lane == LM_INT_8) tile_8(w, x, n_t, bound, n_seg, out);
     else tile_16(w, x, n_t, bound, n_seg, out);
 }
-const lm_int_kernels lm_int_vnni = {.level = "vnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = tile};
+LM_INLINE vi i_dp(vi acc, vi u, int32_t x) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(x)); }
+#define LM_DP_WIDE 1
+#include "kernels/body/int_gemv.h"
+
+const lm_int_kernels lm_int_vnni = {.level = "vnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = tile, .gemv = LM_INT_GEMVS};

@@ -1,5 +1,6 @@
 /* Quantized activations in plain C: what every other level must equal, bit for bit. */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/ref/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"

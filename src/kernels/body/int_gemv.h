@@ -1,0 +1,155 @@
+/* One packed strip by up to four quantized tokens, decoded in registers. The including file gives
+ *   i_dp(acc, u, x): acc[r] + Σ u[r][i]·x[i] over four bytes, u unsigned, x signed and the same for all 16 rows;
+ *   LM_DP_WIDE: whether u may pass 63.
+ * A type is a `place` (where block b's lines stand), a `quad` (line j as unsigned bytes) and its scales. The 128 (or 8, or 32) that an unsigned q
+ * is too large by is taken off through the tile's −128·Σv, which starts the accumulators. */
+typedef struct lm_int_place {
+    const uint8_t *group, *line, *high; /* scales; low bits; high bits */
+    int shift, high_shift;
+} lm_int_place;
+typedef lm_int_place (*int_place_fn)(const uint8_t *strip, uint32_t b);
+typedef vi (*int_quad_fn)(const lm_int_place *p, uint32_t j);
+typedef vf (*int_scale_fn)(const lm_int_place *p, uint32_t b, uint32_t half);
+
+LM_INLINE lm_int_place place_q8_0(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 2) * 1088;
+    return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 64 + 512 * (b & 1)};
+}
+LM_INLINE vi quad_q8(const lm_int_place *p, uint32_t j) { return i_load(p->line + 64 * j); }
+LM_INLINE lm_int_place place_q4_0(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 2) * 576;
+    return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 64 + 256 * (b & 1)};
+}
+LM_INLINE lm_int_place place_q4_1(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 2) * 640;
+    return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 128 + 256 * (b & 1)};
+}
+LM_INLINE vi quad_q4(const lm_int_place *p, uint32_t j) {
+    const vi x = i_load(p->line + 64 * (j & 3));
+    return j < 4 ? low_nibbles(x) : high_nibbles(x);
+}
+LM_INLINE vf half_scale(const lm_int_place *p, uint32_t b, uint32_t half) {
+    (void)b, (void)half;
+    return v_load_f16(p->group);
+}
+LM_INLINE vf min_q4_1(const lm_int_place *p, uint32_t b, uint32_t half) {
+    (void)b, (void)half;
+    return v_load_f16(p->group + 64);
+}
+LM_INLINE lm_int_place place_q4_k(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 8) * 2368;
+    return (lm_int_place){.group = g, .line = g + 320 + 512 * (b / 2 & 3), .shift = b & 1 ? 4 : 0};
+}
+LM_INLINE vi quad_q4_k(const lm_int_place *p, uint32_t j) { return low_nibbles(i_srl(i_load(p->line + 64 * j), p->shift)); }
+LM_INLINE lm_int_place place_q5_k(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 8) * 2880;
+    return (lm_int_place){.group = g, .line = g + 320 + 512 * (b / 2 & 3), .high = g + 2368, .shift = b & 1 ? 4 : 0, .high_shift = (int)(b & 7)};
+}
+LM_INLINE vi quad_q5_k(const lm_int_place *p, uint32_t j) {
+    const vi high = i_sll(i_and(i_srl(i_load(p->high + 64 * j), p->high_shift), LM_BYTES(1u)), 4);
+    return i_or(low_nibbles(i_srl(i_load(p->line + 64 * j), p->shift)), high);
+}
+LM_INLINE vf scale_k45(const lm_int_place *p, uint32_t b, uint32_t half) {
+    (void)half;
+    return v_mul(v_load_f16(p->group), v_cvt(i_load_u8(p->group + 64 + 16 * (b & 7))));
+}
+LM_INLINE vf min_k45(const lm_int_place *p, uint32_t b, uint32_t half) {
+    (void)half;
+    return v_neg(v_mul(v_load_f16(p->group + 32), v_cvt(i_load_u8x2(p->group + 192 + 32 * (b / 2 & 3), b & 1))));
+}
+LM_INLINE lm_int_place place_q6_k(const uint8_t *s, uint32_t b) {
+    const uint32_t h = b / 4 & 1, c = b & 3;
+    const uint8_t *g = s + (size_t)(b / 8) * 3392;
+    return (lm_int_place){.group = g, .line = g + 320 + 64 * (16 * h + 8 * (c & 1)), .high = g + 320 + 64 * (32 + 8 * h), .shift = c >= 2 ? 4 : 0,
+                          .high_shift = (int)(2 * c)};
+}
+LM_INLINE vi quad_q6_k(const lm_int_place *p, uint32_t j) {
+    const vi high = i_sll(i_and(i_srl(i_load(p->high + 64 * j), p->high_shift), LM_BYTES(3u)), 4);
+    return i_or(low_nibbles(i_srl(i_load(p->line + 64 * j), p->shift)), high);
+}
+LM_INLINE vf scale_q6_k(const lm_int_place *p, uint32_t b, uint32_t half) {
+    return v_mul(v_load_f16(p->group), v_cvt(i_load_s8(p->group + 64 + 16 * (2 * (b & 7) + half))));
+}
+
+LM_INLINE int32_t word_at(const uint8_t *p, uint32_t i) {
+    int32_t v;
+    memcpy(&v, p + 4 * i, 4);
+    return v;
+}
+LM_INLINE float float_at(const uint8_t *p, uint32_t i) { return lm_f32_from_bits((uint32_t)word_at(p, i)); }
+
+/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile. Each line is decoded once for all tokens and both bytes of i16. */
+LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[4], const uint8_t *x, vf f[4]) {
+    const uint8_t *v = x + 16 * T;
+    vi lo[4], hi[4];
+    LM_UNROLL for (int t = 0; t < T; t++) lo[t] = i_set(c[t]), hi[t] = i_set(0);
+    LM_UNROLL for (uint32_t j = j0; j < j1; j++) {
+        const vi u = quad(p, j);
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            if (P == 2) hi[t] = i_dp(hi[t], u, word_at(v, 2 * j * (uint32_t)T + (uint32_t)t));
+            lo[t] = i_dp(lo[t], u, word_at(v, ((uint32_t)P * j + (uint32_t)P - 1) * (uint32_t)T + (uint32_t)t));
+        }
+    }
+    LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
+}
+/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales a block. */
+LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, int T, int P,
+                          const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
+    const size_t step = (size_t)T * (P == 1 ? 48 : 80);
+    for (uint32_t s = 0; s < n_seg; s++, out += 16 * T) {
+        vf acc[4];
+        LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
+        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
+            const lm_int_place p = place(strip, b);
+            const uint8_t *xb = x + b * step;
+            int32_t c[2][4];
+            vf f[4];
+            LM_UNROLL for (uint32_t t = 0; t < (uint32_t)T; t++) {
+                const int32_t all = word_at(xb, 2 * (uint32_t)T + t) / 128 * off;
+                c[0][t] = H == 1 ? all : word_at(xb, 3 * (uint32_t)T + t) / 128 * off;
+                c[1][t] = all - c[0][t];
+            }
+            gemv_ints(quad, &p, T, P, 0, H == 1 ? 8 : 4, c[0], xb, f);
+            const vf d = scale(&p, b, 0);
+            LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_mul(f[t], d);
+            if (H == 2) {
+                vf g[4];
+                gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, g);
+                const vf e = scale(&p, b, 1);
+                LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_fma(g[t], e, f[t]);
+            }
+            LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(f[t], v_set(float_at(xb, (uint32_t)t)), acc[t]);
+            if (!min) continue;
+            const vf m = min(&p, b, 0);
+            LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(m, v_set(float_at(xb, (uint32_t)(T + t))), acc[t]);
+        }
+        LM_UNROLL for (int t = 0; t < T; t++) v_store(out + 16 * t, acc[t]);
+    }
+}
+#define LM_INT_GEMV_CASE(T, PLACE, QUAD, SCALE, MIN, OFF, H) \
+    case T: \
+        if (lane == LM_INT_8) gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, T, 1, strip, x, bound, n_seg, out); \
+        else gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, T, 2, strip, x, bound, n_seg, out); \
+        break;
+#define LM_INT_GEMV_TYPE(NAME, PLACE, QUAD, SCALE, MIN, OFF, H) \
+    static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) { \
+        switch (n_t) { \
+            LM_INT_GEMV_CASE(1, PLACE, QUAD, SCALE, MIN, OFF, H) \
+            LM_INT_GEMV_CASE(2, PLACE, QUAD, SCALE, MIN, OFF, H) \
+            LM_INT_GEMV_CASE(3, PLACE, QUAD, SCALE, MIN, OFF, H) \
+            LM_INT_GEMV_CASE(4, PLACE, QUAD, SCALE, MIN, OFF, H) \
+        default: break; \
+        } \
+    }
+LM_INT_GEMV_TYPE(q4_0, place_q4_0, quad_q4, half_scale, NULL, 8, 1)
+LM_INT_GEMV_TYPE(q4_1, place_q4_1, quad_q4, half_scale, min_q4_1, 0, 1)
+LM_INT_GEMV_TYPE(q4_k, place_q4_k, quad_q4_k, scale_k45, min_k45, 0, 1)
+LM_INT_GEMV_TYPE(q5_k, place_q5_k, quad_q5_k, scale_k45, min_k45, 0, 1)
+LM_INT_GEMV_TYPE(q6_k, place_q6_k, quad_q6_k, scale_q6_k, NULL, 32, 2)
+#if LM_DP_WIDE
+LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1)
+#define LM_INT_GEMV_Q8 int_gemv_q8_0
+#else
+#define LM_INT_GEMV_Q8 NULL
+#endif
+#define LM_INT_GEMVS {NULL, NULL, NULL, NULL, int_gemv_q4_0, int_gemv_q4_1, LM_INT_GEMV_Q8, int_gemv_q4_k, int_gemv_q5_k, int_gemv_q6_k}
