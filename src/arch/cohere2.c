@@ -1,7 +1,10 @@
-/* Cohere 2 (Command R7B): attention and FFN side by side from one LayerNorm without bias; windowed layers have interleaved rope, full ones none. */
+/* Cohere 2 (Command R7B): attention and FFN side by side from one LayerNorm without bias; windowed layers have interleaved rope, full ones
+ * none. */
 #include "arch/common/arch.h"
 
-static const char *const ignored[] = {"rotary_pct", "position_embedding_type", "order_of_interleaved_layers", "use_qk_norm", "use_parallel_block", "use_parallel_embedding", NULL};
+static const char *const ignored[] = {"rotary_pct",  "position_embedding_type", "order_of_interleaved_layers",
+                                      "use_qk_norm", "use_parallel_block",      "use_parallel_embedding",
+                                      NULL};
 
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;

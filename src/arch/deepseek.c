@@ -19,8 +19,21 @@ static const lm_name names[] = {
     {"index.weights", BLK "indexer.weights_proj", "blk.{l}.indexer.proj"},
     {NULL, NULL, NULL},
 };
-static const char *const ignored[] = {"head_dim", "qk_head_dim", "rope_interleave", "topk_method", "scoring_func", "moe_layer_freq", "layer_types", "attention.key_length", "attention.value_length", "first_k_dense_replace",
-                                      "n_group", "topk_group", "norm_topk_prob", "num_key_value_heads", NULL};
+static const char *const ignored[] = {"head_dim",
+                                      "qk_head_dim",
+                                      "rope_interleave",
+                                      "topk_method",
+                                      "scoring_func",
+                                      "moe_layer_freq",
+                                      "layer_types",
+                                      "attention.key_length",
+                                      "attention.value_length",
+                                      "first_k_dense_replace",
+                                      "n_group",
+                                      "topk_group",
+                                      "norm_topk_prob",
+                                      "num_key_value_heads",
+                                      NULL};
 
 typedef struct mla {
     uint32_t q_rank, rank, nope, rope, dv, table, n_rot;
@@ -38,11 +51,17 @@ static void moe(lm_b *b) {
     bool v2 = is(b, "deepseek_v2") && !b->gguf;
     uint32_t n = lm_cfg_u32(b, "n_routed_experts", "expert_count", v2 ? 64 : 256, 0, 65536);
     if (!n) return;
-    uint32_t f = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", v2 ? 1407 : 2048, 1, 1 << 20), shared = lm_cfg_u32(b, "n_shared_experts", "expert_shared_count", v2 ? 2 : 1, 0, 256);
+    uint32_t f = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", v2 ? 1407 : 2048, 1, 1 << 20),
+             shared = lm_cfg_u32(b, "n_shared_experts", "expert_shared_count", v2 ? 2 : 1, 0, 256);
     uint32_t gating = lm_cfg_u32(b, NULL, "expert_gating_func", is(b, "deepseek_v2") && b->gguf ? 1 : 2, 0, 16);
     bool sigmoid = b->gguf ? gating == 2 : !v2;
-    if (b->gguf && gating != 1 && gating != 2) lm_graph_fail(&b->g, LM_UNSUPPORTED, "expert_gating_func", "is %u; lemma knows softmax (1) and sigmoid (2)", gating);
-    lm_moe_hp m = {.n = n, .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", LM_REQUIRED, 1, n), .ffn = f, .n_shared = shared, .shared_ffn = f * shared,
+    if (b->gguf && gating != 1 && gating != 2)
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "expert_gating_func", "is %u; lemma knows softmax (1) and sigmoid (2)", gating);
+    lm_moe_hp m = {.n = n,
+                   .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", LM_REQUIRED, 1, n),
+                   .ffn = f,
+                   .n_shared = shared,
+                   .shared_ffn = f * shared,
                    .scale = lm_cfg_f64(b, "routed_scaling_factor", "expert_weights_scale", v2 || b->gguf ? 1.0 : 2.5)};
     m.groups = lm_cfg_u32(b, "n_group", "expert_group_count", v2 || b->gguf || is(b, "glm_moe_dsa") ? 1 : 8, 1, n);
     m.topk_groups = lm_cfg_u32(b, "topk_group", "expert_group_used_count", v2 || b->gguf || is(b, "glm_moe_dsa") ? 1 : 4, 1, n);
@@ -56,13 +75,15 @@ static void moe(lm_b *b) {
         m.score = LM_ROUTE_SOFTMAX;
         m.renorm = lm_cfg_bool(b, NULL, "expert_weights_norm", false);
         m.group = !strcmp(method, "group_limited_greedy") ? LM_GROUP_MAX : LM_GROUP_NONE;
-        if (m.group == LM_GROUP_NONE && strcmp(method, "greedy")) lm_graph_fail(&b->g, LM_UNSUPPORTED, "topk_method", "'%.40s' is not known to lemma", method);
+        if (m.group == LM_GROUP_NONE && strcmp(method, "greedy"))
+            lm_graph_fail(&b->g, LM_UNSUPPORTED, "topk_method", "'%.40s' is not known to lemma", method);
     }
     if (m.group == LM_GROUP_NONE) m.groups = m.topk_groups = 1;
     h->moe = m;
     uint32_t dense = lm_cfg_u32(b, "first_k_dense_replace", "leading_dense_block_count", v2 ? 0 : 3, 0, 512);
     const char *type;
-    for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].moe = lm_cfg_str_at(b, "mlp_layer_types", NULL, l, &type) ? !strcmp(type, "sparse") : l >= dense;
+    for (uint32_t l = 0; l < h->n_layers; l++)
+        h->layer[l].moe = lm_cfg_str_at(b, "mlp_layer_types", NULL, l, &type) ? !strcmp(type, "sparse") : l >= dense;
 }
 
 static void index_params(lm_b *b, mla *m) {
@@ -70,7 +91,8 @@ static void index_params(lm_b *b, mla *m) {
     m->index_heads = lm_cfg_u32(b, "index_n_heads", "attention.indexer.head_count", is(b, "glm_moe_dsa") ? 32 : 64, 1, 4096);
     m->index_dim = lm_cfg_u32(b, "index_head_dim", "attention.indexer.key_length", 128, 1, 4096);
     m->index_interleaved = is(b, "glm_moe_dsa");
-    if (m->index_dim < m->rope) lm_graph_fail(&b->g, LM_FORMAT, "index_head_dim", "is %u, less than the %u rotated dims", m->index_dim, m->rope);
+    if (m->index_dim < m->rope)
+        lm_graph_fail(&b->g, LM_FORMAT, "index_head_dim", "is %u, less than the %u rotated dims", m->index_dim, m->rope);
     lm_graph_trait(&b->g, m->index_topk + 1, "sparse index, top %u", m->index_topk);
 }
 
@@ -126,8 +148,10 @@ static bool has_index(lm_b *b, uint32_t l) {
 
 static lm_val indexer(lm_b *b, const mla *m, lm_val x, lm_val q_resid) {
     lm_graph *g = &b->g;
-    lm_val q = lm_linear(b, "index.q", q_resid, (uint64_t)m->index_heads * m->index_dim, 0, false), k = lm_linear(b, "index.k", x, m->index_dim, 0, false);
-    k = lm_op_norm(g, "index.k_norm", k, LM_NORM_LAYER, 1, 1e-6, lm_vec_of(b, "index.k_norm", ".weight", m->index_dim, false, false), lm_vec_of(b, "index.k_norm", ".bias", m->index_dim, false, false));
+    lm_val q = lm_linear(b, "index.q", q_resid, (uint64_t)m->index_heads * m->index_dim, 0, false),
+           k = lm_linear(b, "index.k", x, m->index_dim, 0, false);
+    k = lm_op_norm(g, "index.k_norm", k, LM_NORM_LAYER, 1, 1e-6, lm_vec_of(b, "index.k_norm", ".weight", m->index_dim, false, false),
+                   lm_vec_of(b, "index.k_norm", ".bias", m->index_dim, false, false));
     q = lm_op_rope(g, "index.q_rope", q, m->index_heads, 0, m->n_rot, m->table, m->index_interleaved);
     k = lm_op_rope(g, "index.k_rope", k, 1, 0, m->n_rot, m->table, m->index_interleaved);
     lm_op o = lm_op_blank();
@@ -150,8 +174,10 @@ static uint32_t split_kv_b(lm_b *b, const mla *m) {
     const lm_tensor *k = lm_tensor_of(b, "attn.k_b", ".weight"), *v = lm_tensor_of(b, "attn.v_b", ".weight");
     lm_arena *a = b->g.p->arena;
     if (!k || !v) return lm_graph_fail(&b->g, LM_FORMAT, "attn_v_b", "stands alone: k_b and v_b must both be there");
-    if (k->rank != 3 || k->dim[0] != heads || k->dim[1] != m->rank || k->dim[2] != m->nope) return lm_graph_fail(&b->g, LM_FORMAT, k->name, "the config wants shape [%u, %u, %u]", heads, m->rank, m->nope);
-    if (v->rank != 3 || v->dim[0] != heads || v->dim[1] != m->dv || v->dim[2] != m->rank) return lm_graph_fail(&b->g, LM_FORMAT, v->name, "the config wants shape [%u, %u, %u]", heads, m->dv, m->rank);
+    if (k->rank != 3 || k->dim[0] != heads || k->dim[1] != m->rank || k->dim[2] != m->nope)
+        return lm_graph_fail(&b->g, LM_FORMAT, k->name, "the config wants shape [%u, %u, %u]", heads, m->rank, m->nope);
+    if (v->rank != 3 || v->dim[0] != heads || v->dim[1] != m->dv || v->dim[2] != m->rank)
+        return lm_graph_fail(&b->g, LM_FORMAT, v->name, "the config wants shape [%u, %u, %u]", heads, m->dv, m->rank);
     uint64_t n = (uint64_t)heads * kv * m->rank;
     double *all = lm_arena_calloc(a, n, sizeof *all), *row = lm_arena_calloc(a, m->nope, sizeof *row);
     lm_tensor *own = lm_arena_alloc(a, sizeof *own);
@@ -165,9 +191,16 @@ static uint32_t split_kv_b(lm_b *b, const mla *m) {
         }
         for (uint64_t i = 0; i < m->dv; i++) lm_tensor_row_f64(v, h * m->dv + i, to + (m->nope + i) * m->rank);
     }
-    *own = (lm_tensor){.name = k->name, .type = lm_dtype_by_name("F64"), .rank = 2, .dim = {(uint64_t)heads * kv, m->rank}, .data = (const uint8_t *)all, .bytes = n * sizeof *all, .file = UINT32_MAX};
+    *own = (lm_tensor){.name = k->name,
+                       .type = lm_dtype_by_name("F64"),
+                       .rank = 2,
+                       .dim = {(uint64_t)heads * kv, m->rank},
+                       .data = (const uint8_t *)all,
+                       .bytes = n * sizeof *all,
+                       .file = UINT32_MAX};
     *s = (lm_segment){.t = own, .count = own->dim[0], .group = own->dim[0], .step = 1};
-    return lm_graph_weight(&b->g, &(lm_weight){.name = k->name, .type = own->type, .n_mat = 1, .rows = own->dim[0], .cols = m->rank, .n_seg = 1, .seg = s});
+    return lm_graph_weight(
+        &b->g, &(lm_weight){.name = k->name, .type = own->type, .n_mat = 1, .rows = own->dim[0], .cols = m->rank, .n_seg = 1, .seg = s});
 }
 
 static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
@@ -177,20 +210,24 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     lm_val q, resid = LM_NONE;
     if (m->q_rank) {
         resid = lm_linear(b, "attn.q_a", x, m->q_rank, m->bias, false);
-        resid = lm_op_norm(g, "attn.q_a_norm", resid, LM_NORM_RMS, 1, 1e-6, lm_vec_of(b, "attn.q_a_norm", ".weight", m->q_rank, false, false), LM_NONE);
+        resid = lm_op_norm(g, "attn.q_a_norm", resid, LM_NORM_RMS, 1, 1e-6,
+                           lm_vec_of(b, "attn.q_a_norm", ".weight", m->q_rank, false, false), LM_NONE);
         q = lm_linear(b, "attn.q_b", resid, (uint64_t)heads * (m->nope + m->rope), 0, false);
     } else {
         q = lm_linear(b, "attn.q", x, (uint64_t)heads * (m->nope + m->rope), 0, false);
     }
     q = lm_op_rope(g, "attn.q_rope", q, heads, m->nope, m->n_rot, m->table, true);
     lm_val a = lm_linear(b, "attn.kv_a", x, m->rank + m->rope, m->bias, false);
-    lm_val latent = lm_op_slice(g, "attn.latent", a, 0, m->rank, 1, m->rank), k = lm_op_slice(g, "attn.k_pe", a, m->rank, m->rope, 1, m->rope);
-    latent = lm_op_norm(g, "attn.kv_a_norm", latent, LM_NORM_RMS, 1, 1e-6, lm_vec_of(b, "attn.kv_a_norm", ".weight", m->rank, false, false), LM_NONE);
+    lm_val latent = lm_op_slice(g, "attn.latent", a, 0, m->rank, 1, m->rank),
+           k = lm_op_slice(g, "attn.k_pe", a, m->rank, m->rope, 1, m->rope);
+    latent = lm_op_norm(g, "attn.kv_a_norm", latent, LM_NORM_RMS, 1, 1e-6, lm_vec_of(b, "attn.kv_a_norm", ".weight", m->rank, false, false),
+                        LM_NONE);
     k = lm_op_rope(g, "attn.k_rope", k, 1, 0, m->n_rot, m->table, true);
     lm_op o = lm_op_blank();
     if (m->index_topk) {
         if (has_index(b, l)) m->index = indexer(b, m, x, resid);
-        if (m->index == LM_NONE) return lm_graph_fail(g, LM_FORMAT, "indexer_types", "layer %u shares an index that no earlier layer has", l);
+        if (m->index == LM_NONE)
+            return lm_graph_fail(g, LM_FORMAT, "indexer_types", "layer %u shares an index that no earlier layer has", l);
         o.d = m->index;
     }
     o.a = q;

@@ -12,7 +12,8 @@ static const char *const ignored[] = {"hidden_act", "attn_logit_softcapping", "_
 /* q·k is scaled by query_pre_attn_scalar^−½; GGUF leaves it out: the head's size, but for one model of each generation. */
 static void query_scale(lm_b *b, uint32_t odd_layers) {
     lm_hparams *h = &b->hp;
-    double by_head = h->n_layers == odd_layers ? (double)h->hidden / h->heads : h->head_dim, s = lm_cfg_f64(b, "query_pre_attn_scalar", NULL, b->gguf ? by_head : 256.0);
+    double by_head = h->n_layers == odd_layers ? (double)h->hidden / h->heads : h->head_dim,
+           s = lm_cfg_f64(b, "query_pre_attn_scalar", NULL, b->gguf ? by_head : 256.0);
     if (!(s > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "query_pre_attn_scalar", "is %g; it must be positive", s);
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].scale = 1.0 / sqrt(s);
 }
@@ -39,11 +40,14 @@ static void params3(lm_b *b) {
     lm_hparams *h = &b->hp;
     common(b, 6, 62);
     h->final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
-    bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_theta", NULL) || lm_cfg_has(b, "rope_parameters.sliding_attention.rope_theta", NULL);
+    bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_theta", NULL) ||
+                  lm_cfg_has(b, "rope_parameters.sliding_attention.rope_theta", NULL);
     lm_rope_spec full = lm_rope_read(b, nested ? "full_attention" : NULL, 1e6, 1.0);
     lm_rope_spec local = {.type = "default", .partial = 1.0, .factor = 1.0, .attention_factor = NAN, .dims = full.dims};
-    if (nested) local = lm_rope_read(b, "sliding_attention", 1e4, 1.0);
-    else local.theta = lm_cfg_f64(b, "rope_local_base_freq", "rope.freq_base_swa", 1e4);
+    if (nested)
+        local = lm_rope_read(b, "sliding_attention", 1e4, 1.0);
+    else
+        local.theta = lm_cfg_f64(b, "rope_local_base_freq", "rope.freq_base_swa", 1e4);
     for (uint32_t l = 0; l < h->n_layers; l++) lm_rope_layer(b, l, h->layer[l].window ? &local : &full);
     lm_graph_trait(&b->g, 2, "two rope bases, %g and %g", full.theta, local.theta);
 }

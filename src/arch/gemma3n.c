@@ -9,8 +9,8 @@ typedef struct gemma3n {
     uint32_t layer_input, layer_input_table;
     lm_val layer_inputs;
     bool correct_scale;
-    uint32_t ones;     /* vector: the correction coefficients' 1 + */
-    double *cut;       /* [n_layers] standard deviations above the mean that a gate must reach; −∞: no sparsity */
+    uint32_t ones; /* vector: the correction coefficients' 1 + */
+    double *cut;   /* [n_layers] standard deviations above the mean that a gate must reach; −∞: no sparsity */
 } gemma3n;
 
 static const lm_name names[] = {
@@ -60,8 +60,10 @@ static void sparsity(lm_b *b, gemma3n *o) {
         lm_cfg_f64s(b, "activation_sparsity_pattern", NULL, o->cut, n);
         for (uint32_t l = 0; l < n; l++) {
             double p = (double)(float)o->cut[l]; /* the reference takes it in float32, and the result too */
-            if (!(p >= 0.0 && p < 1.0)) lm_graph_fail(&b->g, LM_RANGE, "activation_sparsity_pattern", "is %g in layer %u; it must be in [0, 1)", p, l);
-            else o->cut[l] = p > 0.0 ? (double)(float)normal_quantile(p) : -INFINITY;
+            if (!(p >= 0.0 && p < 1.0))
+                lm_graph_fail(&b->g, LM_RANGE, "activation_sparsity_pattern", "is %g in layer %u; it must be in [0, 1)", p, l);
+            else
+                o->cut[l] = p > 0.0 ? (double)(float)normal_quantile(p) : -INFINITY;
         }
     }
     for (uint32_t l = 0; l < n; l++)
@@ -70,12 +72,17 @@ static void sparsity(lm_b *b, gemma3n *o) {
 
 static void ropes(lm_b *b) {
     lm_hparams *h = &b->hp;
-    bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_type|rope_parameters.full_attention.rope_theta|rope_parameters.sliding_attention.rope_type|rope_parameters.sliding_attention.rope_theta", NULL);
-    double full_theta = lm_cfg_f64(b, "rope_theta", NULL, 1e6), local_theta = lm_cfg_f64(b, "rope_local_base_freq", "rope.freq_base_swa", 1e4);
+    bool nested = lm_cfg_has(b,
+                             "rope_parameters.full_attention.rope_type|rope_parameters.full_attention.rope_theta|rope_parameters.sliding_"
+                             "attention.rope_type|rope_parameters.sliding_attention.rope_theta",
+                             NULL);
+    double full_theta = lm_cfg_f64(b, "rope_theta", NULL, 1e6),
+           local_theta = lm_cfg_f64(b, "rope_local_base_freq", "rope.freq_base_swa", 1e4);
     if (lm_cfg_has(b, "rope_parameters.rope_type|rope_parameters.rope_theta", NULL))
         lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_parameters", "must have a part for each of 'full_attention' and 'sliding_attention'");
     lm_rope_spec full = lm_rope_read(b, nested ? "full_attention" : NULL, full_theta, 1.0);
-    lm_rope_spec local = {.type = "default", .theta = local_theta, .partial = 1.0, .factor = 1.0, .attention_factor = NAN, .dims = full.dims};
+    lm_rope_spec local = {
+        .type = "default", .theta = local_theta, .partial = 1.0, .factor = 1.0, .attention_factor = NAN, .dims = full.dims};
     if (nested) local = lm_rope_read(b, "sliding_attention", local_theta, 1.0);
     for (uint32_t l = 0; l < h->n_layers; l++) lm_rope_layer(b, l, h->layer[l].window ? &local : &full);
     lm_graph_trait(&b->g, 2, "two rope bases, %g and %g", full.theta, local.theta);
@@ -142,7 +149,8 @@ static lm_val embed(lm_b *b) {
     gemma3n *o = b->own;
     lm_val x = lm_rename(&b->g, lm_embed(b), "embed.active"), all = x;
     o->layer_inputs = lm_gemma_layer_inputs(b, x, o->layer_input, o->layer_input_table, true);
-    for (uint32_t i = 1; i < o->streams; i++) all = lm_op_concat(&b->g, i + 1 < o->streams ? "embed.stack" : "embed", all, project(b, "altup.projection", i - 1, x, x));
+    for (uint32_t i = 1; i < o->streams; i++)
+        all = lm_op_concat(&b->g, i + 1 < o->streams ? "embed.stack" : "embed", all, project(b, "altup.projection", i - 1, x, x));
     return all;
 }
 
@@ -190,8 +198,10 @@ static lm_val add_layer_input(lm_b *b, uint32_t l, lm_val x) {
     lm_graph *g = &b->g;
     uint32_t h = b->hp.hidden, rest = (o->streams - 1) * h;
     lm_val s = stream(b, "layer_input.stream", x, o->active);
-    if (o->correct_scale) s = lm_op_scale_vec(g, "altup.scaled", s, lm_vec_of(b, "altup.scale", ".weight", h, false, false));
-    else lm_unused(b, "altup.scale", ".weight");
+    if (o->correct_scale)
+        s = lm_op_scale_vec(g, "altup.scaled", s, lm_vec_of(b, "altup.scale", ".weight", h, false, false));
+    else
+        lm_unused(b, "altup.scale", ".weight");
     lm_val u = lm_gemma_layer_input(b, l, s, o->layer_inputs, o->layer_input);
     u = lm_op_slice(g, "layer_input.each", u, 0, h, o->streams - 1, 0); /* a stride of nothing: the same columns again */
     lm_val others = lm_op_add(g, "layer_input.residual", lm_op_slice(g, "altup.others", x, h, rest, 1, rest), u);
@@ -213,7 +223,8 @@ static lm_val sparse_ffn(lm_b *b, uint32_t l, lm_val x) {
 static lm_val layer(lm_b *b, uint32_t l, lm_val x) {
     const gemma3n *o = b->own;
     lm_graph *g = &b->g;
-    uint32_t h = b->hp.hidden, norm = lm_vec_of(b, "altup.router_norm", ".weight", h, false, false), router = lm_mat(b, "altup.router", o->streams, h);
+    uint32_t h = b->hp.hidden, norm = lm_vec_of(b, "altup.router_norm", ".weight", h, false, false),
+             router = lm_mat(b, "altup.router", o->streams, h);
     lm_val all = predict(b, x, norm, router), p = stream(b, "altup.prediction", all, o->active);
     lm_val n = lm_norm_of(b, "attn.norm", p);
     lm_val low = lm_linear(b, "laurel.right", lm_linear(b, "laurel.left", n, o->laurel, 0, false), h, 0, false);

@@ -43,7 +43,8 @@ static bool has_layer_config(lm_b *b) {
 static void geometry_hf(lm_b *b, gemma4 *o) {
     lm_hparams *h = &b->hp;
     bool listed = has_layer_config(b);
-    uint32_t dim = lm_cfg_u32(b, "global_head_dim", NULL, 512, 1, 1 << 16), kv = lm_cfg_u32(b, "num_global_key_value_heads", NULL, 0, 1, 1 << 16);
+    uint32_t dim = lm_cfg_u32(b, "global_head_dim", NULL, 512, 1, 1 << 16),
+             kv = lm_cfg_u32(b, "num_global_key_value_heads", NULL, 0, 1, 1 << 16);
     for (uint32_t l = 0; l < h->n_layers; l++) {
         lm_layer_hp *a = &h->layer[l];
         if (listed) {
@@ -57,20 +58,25 @@ static void geometry_hf(lm_b *b, gemma4 *o) {
             if (o->k_is_v && kv) a->kv_heads = kv;
         }
         if (h->heads % a->kv_heads)
-            lm_graph_fail(&b->g, LM_FORMAT, "num_global_key_value_heads", "%u key/value heads of layer %u don't divide %u heads", a->kv_heads, l, h->heads);
+            lm_graph_fail(&b->g, LM_FORMAT, "num_global_key_value_heads", "%u key/value heads of layer %u don't divide %u heads",
+                          a->kv_heads, l, h->heads);
     }
 }
 
 /* GGUF gives the full layers' size as the plain keys, the windowed ones' with _swa, and the number of heads per layer. */
 static void geometry_gguf(lm_b *b) {
     lm_hparams *h = &b->hp;
-    uint32_t dk = lm_cfg_u32(b, NULL, "attention.key_length_swa", h->layer[0].dk, 1, 1 << 16), dv = lm_cfg_u32(b, NULL, "attention.value_length_swa", dk, 1, 1 << 16);
+    uint32_t dk = lm_cfg_u32(b, NULL, "attention.key_length_swa", h->layer[0].dk, 1, 1 << 16),
+             dv = lm_cfg_u32(b, NULL, "attention.value_length_swa", dk, 1, 1 << 16);
     for (uint32_t l = 0; l < h->n_layers; l++)
         if (h->layer[l].window) h->layer[l].dk = dk, h->layer[l].dv = dv;
 }
 
 static lm_rope_spec rope_hf(lm_b *b, const char *layer_type, const char *keys, const lm_rope_spec *absent) {
-    if (!lm_cfg_has(b, "rope_parameters.full_attention.rope_type|rope_parameters.sliding_attention.rope_type|rope_parameters.full_attention.rope_theta|rope_parameters.sliding_attention.rope_theta", NULL))
+    if (!lm_cfg_has(b,
+                    "rope_parameters.full_attention.rope_type|rope_parameters.sliding_attention.rope_type|rope_parameters.full_attention."
+                    "rope_theta|rope_parameters.sliding_attention.rope_theta",
+                    NULL))
         return *absent;
     if (!lm_cfg_has(b, keys, NULL)) lm_graph_fail(&b->g, LM_FORMAT, "rope_parameters", "has nothing for '%s'", layer_type);
     lm_rope_spec s = lm_rope_read(b, layer_type, NAN, 1.0);
@@ -84,12 +90,15 @@ static void ropes(lm_b *b) {
     lm_rope_spec local = {.type = "default", .theta = 1e4, .partial = 1.0, .factor = 1.0, .attention_factor = NAN};
     if (b->gguf) {
         full = lm_rope_read(b, NULL, 1e6, 1.0);
-        if (!full.short_factor) lm_graph_fail(&b->g, LM_FORMAT, "rope_freqs.weight", "the tensor is missing: the full layers' partial rotation is written in it");
+        if (!full.short_factor)
+            lm_graph_fail(&b->g, LM_FORMAT, "rope_freqs.weight",
+                          "the tensor is missing: the full layers' partial rotation is written in it");
         local.theta = lm_cfg_f64(b, NULL, "rope.freq_base_swa", 1e4);
         local.dims = lm_cfg_u32(b, NULL, "rope.dimension_count_swa", 0, 0, 1 << 16);
     } else {
         full = rope_hf(b, "full_attention", "rope_parameters.full_attention.rope_type|rope_parameters.full_attention.rope_theta", &full);
-        local = rope_hf(b, "sliding_attention", "rope_parameters.sliding_attention.rope_type|rope_parameters.sliding_attention.rope_theta", &local);
+        local = rope_hf(b, "sliding_attention", "rope_parameters.sliding_attention.rope_type|rope_parameters.sliding_attention.rope_theta",
+                        &local);
     }
     for (uint32_t l = 0; l < h->n_layers; l++) lm_rope_layer(b, l, h->layer[l].window ? &local : &full);
     lm_graph_trait(&b->g, 2, "two rope bases, %g and %g", full.theta, local.theta);
@@ -120,17 +129,21 @@ static void params(lm_b *b, bool unified) {
     if (!b->gguf) h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, false), h->mlp_bias = 0;
     lm_cfg_expect_str(b, "use_bidirectional_attention", NULL, "vision"); /* which concerns images */
     o->k_is_v = lm_cfg_bool(b, "attention_k_eq_v", NULL, false);
-    o->layer_input = lm_cfg_u32(b, "hidden_size_per_layer_input", "embedding_length_per_layer_input", unified || b->gguf ? 0 : 256, 0, unified ? 0 : 1 << 16);
+    o->layer_input = lm_cfg_u32(b, "hidden_size_per_layer_input", "embedding_length_per_layer_input", unified || b->gguf ? 0 : 256, 0,
+                                unified ? 0 : 1 << 16);
     o->layer_input_table = lm_cfg_u32(b, "vocab_size_per_layer_input", NULL, b->gguf ? h->vocab : 262144, 1, 1 << 24);
     if (o->layer_input && o->layer_input_table < h->vocab)
-        lm_graph_fail(&b->g, LM_FORMAT, "vocab_size_per_layer_input", "is %u, less than the vocabulary of %u", o->layer_input_table, h->vocab);
+        lm_graph_fail(&b->g, LM_FORMAT, "vocab_size_per_layer_input", "is %u, less than the vocabulary of %u", o->layer_input_table,
+                      h->vocab);
     experts(b, o, unified);
     lm_gemma_defaults(b, 4, 256, 9216);
     lm_windows(b, lm_cfg_u32(b, "sliding_window", "attention.sliding_window", unified ? 1024 : 512, 1, INT32_MAX), 6);
     if (!lm_graph_ok(&b->g)) return;
     if (!b->gguf) h->layer[h->n_layers - 1].window = 0; /* the last layer is full whatever the list says */
-    if (b->gguf) geometry_gguf(b);
-    else geometry_hf(b, o);
+    if (b->gguf)
+        geometry_gguf(b);
+    else
+        geometry_hf(b, o);
     uint32_t shared = lm_cfg_u32(b, "num_kv_shared_layers", "attention.shared_kv_layers", 0, 0, h->n_layers - 1);
     lm_gemma_share_kv(b, shared);
     if (lm_cfg_bool(b, "use_double_wide_mlp", NULL, false) && shared) {
@@ -154,7 +167,8 @@ static lm_val embed(lm_b *b) {
 static lm_val add_experts(lm_b *b, lm_val x, lm_val h) {
     lm_graph *g = &b->g;
     const lm_hparams *p = &b->hp;
-    lm_val r = lm_op_norm(g, "moe.router_norm", x, LM_NORM_RMS, 1, p->eps, lm_vec_of(b, "moe.router_norm", ".weight", p->hidden, false, false), LM_NONE);
+    lm_val r = lm_op_norm(g, "moe.router_norm", x, LM_NORM_RMS, 1, p->eps,
+                          lm_vec_of(b, "moe.router_norm", ".weight", p->hidden, false, false), LM_NONE);
     r = lm_op_scale(g, "moe.router_input", r, 1.0 / sqrt((double)p->hidden));
     r = lm_linear(b, "moe.router", r, p->moe.n, 0, false);
     lm_val e = lm_experts(b, r, lm_norm_of(b, "moe.norm", x), lm_vec_of(b, "moe.expert_scale", ".weight", p->moe.n, false, false));

@@ -25,7 +25,8 @@ static lm_val conv1d(lm_b *b, const char *role, lm_val x, uint64_t rows, bool sp
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;
     if (!h->ffn) h->ffn = 4 * h->hidden;
-    bool scaled = lm_cfg_bool(b, "scale_attn_weights", NULL, true), by_layer = lm_cfg_bool(b, "scale_attn_by_inverse_layer_idx", NULL, false);
+    bool scaled = lm_cfg_bool(b, "scale_attn_weights", NULL, true),
+         by_layer = lm_cfg_bool(b, "scale_attn_by_inverse_layer_idx", NULL, false);
     lm_cfg_expect_bool(b, "add_cross_attention", NULL, false);
     for (uint32_t l = 0; l < h->n_layers; l++) {
         h->layer[l].scale = (scaled ? 1.0 / sqrt((double)h->head_dim) : 1.0) / (by_layer ? l + 1 : 1);
@@ -43,7 +44,8 @@ static lm_val embed(lm_b *b) {
 static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     uint32_t h = b->hp.hidden;
     lm_val qkv = conv1d(b, "attn.qkv", x, 3 * (uint64_t)h, false);
-    lm_val q = lm_op_slice(&b->g, "attn.q", qkv, 0, h, 1, h), k = lm_op_slice(&b->g, "attn.k", qkv, h, h, 1, h), v = lm_op_slice(&b->g, "attn.v", qkv, 2 * h, h, 1, h);
+    lm_val q = lm_op_slice(&b->g, "attn.q", qkv, 0, h, 1, h), k = lm_op_slice(&b->g, "attn.k", qkv, h, h, 1, h),
+           v = lm_op_slice(&b->g, "attn.v", qkv, 2 * h, h, 1, h);
     return conv1d(b, "attn.o", lm_attention_core(b, l, q, k, v, LM_NONE), h, true);
 }
 

@@ -21,14 +21,21 @@ static void params(lm_b *b) {
     for (uint32_t l = 0; l < h->n_layers && lm_graph_ok(&b->g); l++) lm_rope_layer(b, l, &s);
     lm_windows(b, lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 128, 1, INT32_MAX), 2);
     uint32_t n = lm_cfg_u32(b, "num_local_experts", "expert_count", 128, 1, 4096);
-    h->moe = (lm_moe_hp){.n = n, .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", 4, 1, n), .ffn = lm_cfg_u32(b, NULL, "expert_feed_forward_length", h->ffn, 1, 1 << 20),
-                         .score = LM_ROUTE_SOFTMAX_TOPK, .scale = 1.0, .act = LM_ACT_SWIGLU_OAI, .limit = lm_cfg_f64(b, "swiglu_limit", NULL, 7.0), .alpha = lm_cfg_f64(b, "swiglu_alpha", NULL, 1.702)};
+    h->moe = (lm_moe_hp){.n = n,
+                         .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", 4, 1, n),
+                         .ffn = lm_cfg_u32(b, NULL, "expert_feed_forward_length", h->ffn, 1, 1 << 20),
+                         .score = LM_ROUTE_SOFTMAX_TOPK,
+                         .scale = 1.0,
+                         .act = LM_ACT_SWIGLU_OAI,
+                         .limit = lm_cfg_f64(b, "swiglu_limit", NULL, 7.0),
+                         .alpha = lm_cfg_f64(b, "swiglu_alpha", NULL, 1.702)};
     h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, true);
 }
 
 static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     const lm_layer_hp *a = &b->hp.layer[l];
-    lm_val q = lm_linear(b, "attn.q", x, (uint64_t)a->heads * a->dk, b->hp.attn_bias, false), k = lm_linear(b, "attn.k", x, (uint64_t)a->kv_heads * a->dk, b->hp.attn_bias, false);
+    lm_val q = lm_linear(b, "attn.q", x, (uint64_t)a->heads * a->dk, b->hp.attn_bias, false),
+           k = lm_linear(b, "attn.k", x, (uint64_t)a->kv_heads * a->dk, b->hp.attn_bias, false);
     lm_val v = lm_linear(b, "attn.v", x, (uint64_t)a->kv_heads * a->dv, b->hp.attn_bias, false);
     uint32_t sinks = lm_has(b, "attn.sinks") ? lm_vec_of(b, "attn.sinks", ".weight", a->heads, false, true) : LM_NONE;
     if (sinks == LM_NONE) sinks = lm_vec_of(b, "attn.sinks", "", a->heads, false, false);

@@ -19,7 +19,12 @@ static void experts(lm_b *b) {
         return;
     }
     uint32_t k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", b->gguf ? LM_REQUIRED : 2, 1, n);
-    h->moe = (lm_moe_hp){.n = n, .k = k, .ffn = lm_cfg_u32(b, NULL, "expert_feed_forward_length", h->ffn, 1, 1 << 20), .score = LM_ROUTE_SOFTMAX, .renorm = true, .scale = 1.0};
+    h->moe = (lm_moe_hp){.n = n,
+                         .k = k,
+                         .ffn = lm_cfg_u32(b, NULL, "expert_feed_forward_length", h->ffn, 1, 1 << 20),
+                         .score = LM_ROUTE_SOFTMAX,
+                         .renorm = true,
+                         .scale = 1.0};
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].moe = true;
 }
 

@@ -30,7 +30,8 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     const lm_layer_hp *a = &b->hp.layer[l];
     if (lm_has(b, "attn.q")) return lm_attention(b, l, x); /* some files hold them apart */
     uint64_t nq = (uint64_t)a->heads * a->dk, nk = (uint64_t)a->kv_heads * a->dk, nv = (uint64_t)a->kv_heads * a->dv, all = nq + nk + nv;
-    lm_val q = part(b, "attn.qkv", "attn.q", x, all, 0, nq), k = part(b, "attn.qkv", "attn.k", x, all, nq, nk), v = part(b, "attn.qkv", "attn.v", x, all, nq + nk, nv);
+    lm_val q = part(b, "attn.qkv", "attn.q", x, all, 0, nq), k = part(b, "attn.qkv", "attn.k", x, all, nq, nk),
+           v = part(b, "attn.qkv", "attn.v", x, all, nq + nk, nv);
     return lm_linear(b, "attn.o", lm_attention_core(b, l, q, k, v, LM_NONE), b->hp.hidden, 0, true);
 }
 

@@ -14,10 +14,15 @@ static void windows(lm_b *b, bool everywhere) {
 
 static void experts(lm_b *b) {
     lm_hparams *h = &b->hp;
-    uint32_t n = lm_cfg_u32(b, "num_experts", "expert_count", 128, 0, 4096), k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", 8, 1, 4096);
+    uint32_t n = lm_cfg_u32(b, "num_experts", "expert_count", 128, 0, 4096),
+             k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", 8, 1, 4096);
     uint32_t step = lm_cfg_u32(b, "decoder_sparse_step", NULL, 1, 1, 512);
-    h->moe = (lm_moe_hp){.n = n, .k = k, .ffn = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", 768, 1, 1 << 20), .score = LM_ROUTE_SOFTMAX,
-                         .renorm = lm_cfg_bool(b, "norm_topk_prob", NULL, b->gguf), .scale = 1.0};
+    h->moe = (lm_moe_hp){.n = n,
+                         .k = k,
+                         .ffn = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", 768, 1, 1 << 20),
+                         .score = LM_ROUTE_SOFTMAX,
+                         .renorm = lm_cfg_bool(b, "norm_topk_prob", NULL, b->gguf),
+                         .scale = 1.0};
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].moe = n && (l + 1) % step == 0;
     const lm_value *only = lm_cfg_raw(b, "mlp_only_layers", NULL);
     for (uint64_t i = 0; only && only->kind == LM_V_ARRAY && only->elem == LM_V_INT && i < only->arr.n; i++) {
@@ -34,8 +39,10 @@ static void params(lm_b *b) {
     lm_rope_all(b, 1e4, 1.0);
     windows(b, moe);
     if (moe) experts(b);
-    if (qwen2) h->attn_bias = 1, h->o_bias = h->mlp_bias = 0;
-    else if (!b->gguf) h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, false), h->mlp_bias = 0;
+    if (qwen2)
+        h->attn_bias = 1, h->o_bias = h->mlp_bias = 0;
+    else if (!b->gguf)
+        h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, false), h->mlp_bias = 0;
 }
 
 const lm_arch lm_arch_qwen2 = {

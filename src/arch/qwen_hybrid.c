@@ -20,8 +20,20 @@ static const lm_name names[] = {
     {"delta.out", LIN "out_proj", "blk.{l}.ssm_out"},
     {NULL, NULL, NULL},
 };
-static const char *const ignored[] = {"rope_parameters.mrope_section", "rope_parameters.mrope_interleaved", "rope_scaling.mrope_section", "rope_scaling.mrope_interleaved", "attn_output_gate", "mamba_ssm_dtype", "rope.dimension_sections",
-                                      "use_sliding_window", "sliding_window", "max_window_layers", "intermediate_size", "full_attention_interval", "layer_types", NULL};
+static const char *const ignored[] = {"rope_parameters.mrope_section",
+                                      "rope_parameters.mrope_interleaved",
+                                      "rope_scaling.mrope_section",
+                                      "rope_scaling.mrope_interleaved",
+                                      "attn_output_gate",
+                                      "mamba_ssm_dtype",
+                                      "rope.dimension_sections",
+                                      "use_sliding_window",
+                                      "sliding_window",
+                                      "max_window_layers",
+                                      "intermediate_size",
+                                      "full_attention_interval",
+                                      "layer_types",
+                                      NULL};
 
 typedef struct gdn {
     uint32_t kernel, nk, nv, dk, dv;
@@ -33,11 +45,18 @@ static bool is(const lm_b *b, const char *name) { return !strcmp(b->arch->name, 
 static void experts(lm_b *b) {
     lm_hparams *h = &b->hp;
     bool next = is(b, "qwen3_next");
-    uint32_t n = lm_cfg_u32(b, "num_experts", "expert_count", next ? 512 : 256, 0, 65536), step = lm_cfg_u32(b, "decoder_sparse_step", NULL, 1, 1, 512);
+    uint32_t n = lm_cfg_u32(b, "num_experts", "expert_count", next ? 512 : 256, 0, 65536),
+             step = lm_cfg_u32(b, "decoder_sparse_step", NULL, 1, 1, 512);
     if (!n) return;
-    h->moe = (lm_moe_hp){.n = n, .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", next ? 10 : 8, 1, n), .ffn = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", 512, 1, 1 << 20),
-                         .n_shared = 1, .shared_ffn = lm_cfg_u32(b, "shared_expert_intermediate_size", "expert_shared_feed_forward_length", 512, 1, 1 << 20), .score = LM_ROUTE_SOFTMAX,
-                         .renorm = next ? lm_cfg_bool(b, "norm_topk_prob", NULL, true) : true, .scale = 1.0};
+    h->moe =
+        (lm_moe_hp){.n = n,
+                    .k = lm_cfg_u32(b, "num_experts_per_tok", "expert_used_count", next ? 10 : 8, 1, n),
+                    .ffn = lm_cfg_u32(b, "moe_intermediate_size", "expert_feed_forward_length", 512, 1, 1 << 20),
+                    .n_shared = 1,
+                    .shared_ffn = lm_cfg_u32(b, "shared_expert_intermediate_size", "expert_shared_feed_forward_length", 512, 1, 1 << 20),
+                    .score = LM_ROUTE_SOFTMAX,
+                    .renorm = next ? lm_cfg_bool(b, "norm_topk_prob", NULL, true) : true,
+                    .scale = 1.0};
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].moe = (l + 1) % step == 0;
     const lm_value *only = lm_cfg_raw(b, "mlp_only_layers", NULL);
     for (uint64_t i = 0; only && only->kind == LM_V_ARRAY && only->elem == LM_V_INT && i < only->arr.n; i++) {
@@ -60,7 +79,9 @@ static void layer_kinds(lm_b *b) {
     for (uint32_t l = 0; l < h->n_layers; l++) {
         if (lm_cfg_str_at(b, "layer_types", NULL, l, &type)) {
             recurrent[l] = !strcmp(type, "linear_attention");
-            if (!recurrent[l] && strcmp(type, "full_attention")) lm_graph_fail(&b->g, LM_UNSUPPORTED, "layer_types", "layer %u is of type '%.40s', which lemma's %s does not know", l, type, b->arch->name);
+            if (!recurrent[l] && strcmp(type, "full_attention"))
+                lm_graph_fail(&b->g, LM_UNSUPPORTED, "layer_types", "layer %u is of type '%.40s', which lemma's %s does not know", l, type,
+                              b->arch->name);
         }
         h->layer[l].recurrent = recurrent[l];
     }
@@ -81,9 +102,12 @@ static void params(lm_b *b) {
     d->dk = lm_cfg_u32(b, "linear_key_head_dim", "ssm.state_size", 128, 1, 4096);
     d->nk = lm_cfg_u32(b, "linear_num_key_heads", "ssm.group_count", 16, 1, 4096);
     d->nv = lm_cfg_u32(b, "linear_num_value_heads", "ssm.time_step_rank", 32, 1, 4096);
-    if (d->nv % d->nk) lm_graph_fail(&b->g, LM_FORMAT, "linear_num_value_heads", "%u value heads are no multiple of %u key heads", d->nv, d->nk);
-    if (b->gguf) d->dv = lm_cfg_u32(b, NULL, "ssm.inner_size", LM_REQUIRED, d->nv, 1 << 24) / d->nv;
-    else d->dv = lm_cfg_u32(b, "linear_value_head_dim", NULL, 128, 1, 4096);
+    if (d->nv % d->nk)
+        lm_graph_fail(&b->g, LM_FORMAT, "linear_num_value_heads", "%u value heads are no multiple of %u key heads", d->nv, d->nk);
+    if (b->gguf)
+        d->dv = lm_cfg_u32(b, NULL, "ssm.inner_size", LM_REQUIRED, d->nv, 1 << 24) / d->nv;
+    else
+        d->dv = lm_cfg_u32(b, "linear_value_head_dim", NULL, 128, 1, 4096);
     d->tiled = b->gguf && !is(b, "qwen3_next");
     if (!is(b, "qwen3_5")) experts(b);
     lm_graph_trait(&b->g, 2, "gated delta rule, %u heads of %ux%u", d->nv, d->dk, d->dv);
@@ -98,16 +122,25 @@ static void projections(lm_b *b, const gdn *d, lm_val x, lm_val *qkv, lm_val *z,
     lm_graph *g = &b->g;
     if (lm_has(b, "delta.qkvz")) { /* per key head: [q | k | v of its value heads | z of them] */
         uint64_t per = 2 * d->dk + 2 * rv, all = per * d->nk;
-        const lm_part parts[3] = {{.base = 0, .group = d->dk, .group_stride = per}, {.base = d->dk, .group = d->dk, .group_stride = per}, {.base = 2 * d->dk, .group = rv, .group_stride = per}};
-        *qkv = lm_op_linear(g, "delta.qkv", x, lm_mat_parts(b, "delta.qkvz", all, h, 3, parts, (const uint64_t[]){q, q, v}), LM_NONE, false);
-        *z = lm_op_linear(g, "delta.z", x, lm_mat_part(b, "delta.qkvz", all, h, v, (lm_part){.base = 2 * d->dk + rv, .group = rv, .group_stride = per}), LM_NONE, false);
+        const lm_part parts[3] = {{.base = 0, .group = d->dk, .group_stride = per},
+                                  {.base = d->dk, .group = d->dk, .group_stride = per},
+                                  {.base = 2 * d->dk, .group = rv, .group_stride = per}};
+        *qkv =
+            lm_op_linear(g, "delta.qkv", x, lm_mat_parts(b, "delta.qkvz", all, h, 3, parts, (const uint64_t[]){q, q, v}), LM_NONE, false);
+        *z = lm_op_linear(g, "delta.z", x,
+                          lm_mat_part(b, "delta.qkvz", all, h, v, (lm_part){.base = 2 * d->dk + rv, .group = rv, .group_stride = per}),
+                          LM_NONE, false);
     } else {
         *qkv = lm_linear(b, "delta.qkv", x, 2 * q + v, 0, false);
         *z = lm_linear(b, "delta.z", x, v, 0, false);
     }
     if (lm_has(b, "delta.ba")) { /* per key head: [b of its value heads | a of them] */
-        *beta = lm_op_linear(g, "delta.b", x, lm_mat_part(b, "delta.ba", 2 * d->nv, h, d->nv, (lm_part){.base = 0, .group = r, .group_stride = 2 * r}), LM_NONE, false);
-        *a = lm_op_linear(g, "delta.a", x, lm_mat_part(b, "delta.ba", 2 * d->nv, h, d->nv, (lm_part){.base = r, .group = r, .group_stride = 2 * r}), LM_NONE, false);
+        *beta = lm_op_linear(g, "delta.b", x,
+                             lm_mat_part(b, "delta.ba", 2 * d->nv, h, d->nv, (lm_part){.base = 0, .group = r, .group_stride = 2 * r}),
+                             LM_NONE, false);
+        *a = lm_op_linear(g, "delta.a", x,
+                          lm_mat_part(b, "delta.ba", 2 * d->nv, h, d->nv, (lm_part){.base = r, .group = r, .group_stride = 2 * r}), LM_NONE,
+                          false);
     } else {
         *beta = lm_linear(b, "delta.b", x, d->nv, 0, false);
         *a = lm_linear(b, "delta.a", x, d->nv, 0, false);
@@ -169,8 +202,10 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
     if (a->recurrent) return linear_attention(b, x);
     lm_graph *g = &b->g;
     lm_val both = lm_rename(g, lm_linear(b, "attn.q", x, 2 * (uint64_t)a->heads * a->dk, b->hp.attn_bias, false), "attn.q_gate");
-    lm_val q = lm_op_slice(g, "attn.q", both, 0, a->dk, a->heads, 2 * a->dk), gate = lm_op_slice(g, "attn.gate", both, a->dk, a->dk, a->heads, 2 * a->dk);
-    lm_val k = lm_linear(b, "attn.k", x, (uint64_t)a->kv_heads * a->dk, b->hp.attn_bias, false), v = lm_linear(b, "attn.v", x, (uint64_t)a->kv_heads * a->dv, b->hp.attn_bias, false);
+    lm_val q = lm_op_slice(g, "attn.q", both, 0, a->dk, a->heads, 2 * a->dk),
+           gate = lm_op_slice(g, "attn.gate", both, a->dk, a->dk, a->heads, 2 * a->dk);
+    lm_val k = lm_linear(b, "attn.k", x, (uint64_t)a->kv_heads * a->dk, b->hp.attn_bias, false),
+           v = lm_linear(b, "attn.v", x, (uint64_t)a->kv_heads * a->dv, b->hp.attn_bias, false);
     lm_val ctx = lm_op_gated(g, "attn.gated", gate, lm_attention_core(b, l, q, k, v, LM_NONE), LM_ACT_SIGMOID, 0.0, 0.0);
     return lm_linear(b, "attn.o", ctx, b->hp.hidden, b->hp.o_bias, true);
 }
@@ -179,14 +214,17 @@ static lm_val attention(lm_b *b, uint32_t l, lm_val x) {
 static void tile(lm_b *b, const gdn *d, const char *role, uint32_t l, uint64_t first, uint64_t size, bool columns) {
     lm_export_tensor *t = lm_export_find(b, role, l);
     lm_tiles tiles = {.first = first, .size = size, .groups = d->nk, .per = d->nv / d->nk};
-    if (t && columns) t->cols = tiles;
-    else if (t) t->rows = tiles;
+    if (t && columns)
+        t->cols = tiles;
+    else if (t)
+        t->rows = tiles;
 }
 
 static void sections(lm_b *b) {
     int64_t s[4] = {11, 11, 10, 0}; /* the class default */
     const lm_value *v = lm_cfg_raw(b, "rope_parameters.mrope_section|rope_scaling.mrope_section", "rope.dimension_sections");
-    for (uint64_t i = 0; v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && i < v->arr.n && i < 4; i++) s[i] = ((const int64_t *)v->arr.data)[i];
+    for (uint64_t i = 0; v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && i < v->arr.n && i < 4; i++)
+        s[i] = ((const int64_t *)v->arr.data)[i];
     lm_export_array(b, "rope.dimension_sections", LM_V_INT, s, 4);
 }
 
@@ -215,7 +253,9 @@ static void to_gguf(lm_b *b) {
     sections(b);
 }
 
-#define HYBRID .to_gguf = to_gguf, .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, .params = params, .attention = attention
+#define HYBRID \
+    .to_gguf = to_gguf, .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, .params = params, \
+    .attention = attention
 const lm_arch lm_arch_qwen3_next = {
     .name = "qwen3_next",
     .model_types = (const char *const[]){"qwen3_next", NULL},

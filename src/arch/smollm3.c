@@ -4,7 +4,8 @@
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;
     lm_rope_spec s = lm_rope_read(b, NULL, 2e6, 1.0);
-    uint32_t every = lm_cfg_u32(b, "no_rope_layer_interval", NULL, 4, 1, 512), *turned = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *turned);
+    uint32_t every = lm_cfg_u32(b, "no_rope_layer_interval", NULL, 4, 1, 512),
+             *turned = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *turned);
     if (!turned) {
         lm_graph_fail(&b->g, LM_NOMEM, "no_rope_layers", "out of memory");
         return;

@@ -5,8 +5,9 @@ static bool same_rows(const lm_weight *a, const lm_weight *b) {
     if (a->n_mat != b->n_mat || a->rows != b->rows || a->cols != b->cols || a->n_seg != b->n_seg) return false;
     for (uint32_t i = 0; i < a->n_seg; i++) {
         const lm_segment *x = &a->seg[i], *y = &b->seg[i];
-        if (x->t != y->t || x->per_mat || y->per_mat || x->first != y->first || x->count != y->count || x->base != y->base || x->mat_stride != y->mat_stride ||
-            x->group != y->group || x->group_stride != y->group_stride || x->step != y->step || x->rope_dim != y->rope_dim)
+        if (x->t != y->t || x->per_mat || y->per_mat || x->first != y->first || x->count != y->count || x->base != y->base ||
+            x->mat_stride != y->mat_stride || x->group != y->group || x->group_stride != y->group_stride || x->step != y->step ||
+            x->rope_dim != y->rope_dim)
             return false;
     }
     return true;
@@ -41,7 +42,8 @@ static lm_status upload_all(lm_engine *e, lm_error *err) {
         s = e->backend->upload(e->device, w, &handle[i], err);
         if (s == LM_OK && strcmp(e->backend->name, "f64")) release_pages(e, w);
         for (uint32_t g = 0; g < w->n_seg; g++) done += w->seg[g].t->bytes;
-        if (s == LM_OK && e->opt.progress.fn && !e->opt.progress.fn(e->opt.progress.ctx, "loading weights", done < p->bytes_used ? done : p->bytes_used, p->bytes_used))
+        if (s == LM_OK && e->opt.progress.fn &&
+            !e->opt.progress.fn(e->opt.progress.ctx, "loading weights", done < p->bytes_used ? done : p->bytes_used, p->bytes_used))
             s = lm_fail(err, LM_INTERRUPTED, "interrupted while loading weights");
     }
     if (s == LM_OK) s = e->backend->configure(e->device, p, handle, err);
@@ -59,7 +61,8 @@ static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_erro
     LM_TRY(e->backend->create(&e->opt.device, &e->device, err));
     for (uint32_t i = 0; i < e->program->n_ops; i++)
         if (!e->backend->supports(e->device, &e->program->op[i]))
-            return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, e->program->op[i].name, "backend %s can't compute this op (%s)", name, lm_op_name(e->program->op[i].kind));
+            return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, e->program->op[i].name, "backend %s can't compute this op (%s)",
+                              name, lm_op_name(e->program->op[i].kind));
     return upload_all(e, err);
 }
 

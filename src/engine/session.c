@@ -67,11 +67,12 @@ static lm_status check_request(const lm_session *s, const lm_eval *ev, lm_error 
     if (!ev->n) return lm_fail(err, LM_USAGE, "there are no tokens to evaluate");
     for (uint32_t i = 0; i < ev->n; i++)
         if (ev->id[i] < 0 || (uint32_t)ev->id[i] >= p->vocab)
-            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, "token id", "%d at position %u is outside the vocabulary of %u", ev->id[i], s->length + i, p->vocab);
+            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, "token id", "%d at position %u is outside the vocabulary of %u", ev->id[i],
+                              s->length + i, p->vocab);
     for (uint32_t i = 0; i < p->n_ops; i++)
         if (p->op[i].kind == LM_OP_EMBED && p->op[i].embed.by_position && (uint64_t)s->length + ev->n > p->op[i].embed.max_position)
-            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, "context", "%llu tokens, but the model has %u learned positions", (unsigned long long)s->length + ev->n,
-                              p->op[i].embed.max_position);
+            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, "context", "%llu tokens, but the model has %u learned positions",
+                              (unsigned long long)s->length + ev->n, p->op[i].embed.max_position);
     return LM_OK;
 }
 
@@ -81,9 +82,9 @@ typedef struct round_item {
     const lm_eval *ev;
     lm_state *before; /* what the state was, for going back; NULL when one run does it all, which undoes itself */
     bool begun;
-    uint32_t base;    /* session length before the call */
-    uint32_t total;   /* rows to run: replayed ones (a rebuilt cache) and the new ones */
-    uint32_t skip;    /* of them, replayed */
+    uint32_t base;  /* session length before the call */
+    uint32_t total; /* rows to run: replayed ones (a rebuilt cache) and the new ones */
+    uint32_t skip;  /* of them, replayed */
     uint32_t done, n, row0, pos0, length;
 } round_item;
 
@@ -127,12 +128,17 @@ static bool call_logits(const round_item *it, const lm_rows *rows, void *arg) {
 }
 static bool on_logits(void *ctx, const lm_rows *rows) { return split_rows(ctx, rows, call_logits, NULL); }
 
-typedef struct tap_arg { const lm_program *p; const lm_op *op; } tap_arg;
+typedef struct tap_arg {
+    const lm_program *p;
+    const lm_op *op;
+} tap_arg;
 static bool call_tap(const round_item *it, const lm_rows *rows, void *arg) {
     const tap_arg *t = arg;
     return !it->ev->tap || it->ev->tap(it->ev->tap_ctx, t->p, t->op, rows);
 }
-static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) { return split_rows(ctx, rows, call_tap, &(tap_arg){p, op}); }
+static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
+    return split_rows(ctx, rows, call_tap, &(tap_arg){p, op});
+}
 
 static lm_status run_round(lm_engine *e, round_item *item, uint32_t n_items, lm_error *err) {
     uint32_t rows = 0, live = 0;
@@ -150,7 +156,8 @@ static lm_status run_round(lm_engine *e, round_item *item, uint32_t n_items, lm_
         memcpy(id + row, it->s->id + it->pos0, it->n * sizeof *id);
         for (uint32_t k = 0; k < it->n; k++) {
             uint32_t at = it->done + k;
-            want[row + k] = at >= it->skip && it->ev->logits && (it->ev->want == LM_WANT_ALL || (it->ev->want == LM_WANT_LAST && at + 1 == it->total));
+            want[row + k] =
+                at >= it->skip && it->ev->logits && (it->ev->want == LM_WANT_ALL || (it->ev->want == LM_WANT_LAST && at + 1 == it->total));
             wanted |= want[row + k];
         }
         taps |= it->ev->tap != NULL;
@@ -160,7 +167,12 @@ static lm_status run_round(lm_engine *e, round_item *item, uint32_t n_items, lm_
     if (s == LM_OK) {
         demux d = {.item = item, .n_items = n_items, .pos = pos};
         lm_batch b = {.n_rows = rows, .n_seqs = live, .id = id, .want = wanted ? want : NULL, .seq = seq};
-        lm_run r = {.tap = taps ? on_tap : NULL, .tap_ctx = &d, .logits = wanted ? on_logits : NULL, .logits_ctx = &d, .interrupted = e->opt.interrupted, .interrupted_ctx = e->opt.interrupted_ctx};
+        lm_run r = {.tap = taps ? on_tap : NULL,
+                    .tap_ctx = &d,
+                    .logits = wanted ? on_logits : NULL,
+                    .logits_ctx = &d,
+                    .interrupted = e->opt.interrupted,
+                    .interrupted_ctx = e->opt.interrupted_ctx};
         s = e->backend->run(e->device, &b, &r, err);
     }
     lm_free(id);
@@ -189,7 +201,8 @@ static lm_status begin(round_item *it, lm_error *err) {
     if (!rebuild && it->total <= s->chunk && (!is_recurrent(s->e->program) || s->length % LM_PAGE + it->total <= LM_PAGE)) return LM_OK;
     it->before = s->state;
     s->state = NULL;
-    lm_status st = rebuild ? lm_state_create(s->e->program, s->e->backend->elem_size, &s->state, err) : lm_state_fork(it->before, &s->state, err);
+    lm_status st =
+        rebuild ? lm_state_create(s->e->program, s->e->backend->elem_size, &s->state, err) : lm_state_fork(it->before, &s->state, err);
     if (st != LM_OK) {
         s->state = it->before;
         it->before = NULL;
@@ -358,7 +371,8 @@ lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm
     if (n < sizeof h) return lm_fail(err, LM_FORMAT, "the saved session is cut short at %llu bytes", (unsigned long long)n);
     memcpy(&h, bytes, sizeof h);
     if (memcmp(h.magic, "LMSESS\0\0", 8)) return lm_fail(err, LM_FORMAT, "this is no saved session");
-    if (h.version != SAVE_VERSION) return lm_fail(err, LM_UNSUPPORTED, "the session was saved under contract version %u, this is %u", h.version, SAVE_VERSION);
+    if (h.version != SAVE_VERSION)
+        return lm_fail(err, LM_UNSUPPORTED, "the session was saved under contract version %u, this is %u", h.version, SAVE_VERSION);
     uint64_t n_ids = (uint64_t)h.length * sizeof *s->id, want;
     if (!lm_add(sizeof h + n_ids, h.state_bytes, &want) || want != n)
         return lm_fail(err, LM_FORMAT, "the saved session has %llu bytes, its header says otherwise", (unsigned long long)n);
@@ -374,11 +388,13 @@ lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm
     lm_state *state = NULL;
     lm_status st = id ? lm_state_create(s->e->program, s->e->backend->elem_size, &state, err) : lm_fail_nomem(err, "token ids", n_ids);
     if (st == LM_OK) st = lm_state_restore(state, tag, bytes + sizeof h + n_ids, h.state_bytes, err);
-    if (st == LM_OK && lm_state_length(state) != h.length) st = lm_fail(err, LM_FORMAT, "the saved session's ids and caches differ in length");
+    if (st == LM_OK && lm_state_length(state) != h.length)
+        st = lm_fail(err, LM_FORMAT, "the saved session's ids and caches differ in length");
     if (st == LM_OK) {
         memcpy(id, bytes + sizeof h, n_ids);
         for (uint32_t i = 0; i < h.length && st == LM_OK; i++)
-            if (id[i] < 0 || (uint32_t)id[i] >= s->e->program->vocab) st = lm_fail(err, LM_FORMAT, "the saved session holds token %d, outside the vocabulary", id[i]);
+            if (id[i] < 0 || (uint32_t)id[i] >= s->e->program->vocab)
+                st = lm_fail(err, LM_FORMAT, "the saved session holds token %d, outside the vocabulary", id[i]);
     }
     if (st != LM_OK) {
         lm_state_free(state);

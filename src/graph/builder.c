@@ -74,8 +74,8 @@ static bool same_freqs(const double *a, const double *b, uint32_t n) {
 uint32_t lm_graph_rope(lm_graph *g, const lm_rope *r) {
     for (uint32_t i = 0; lm_graph_ok(g) && i < g->p->n_ropes; i++) {
         const lm_rope *o = &g->p->rope[i];
-        if (o->n_pairs == r->n_pairs && o->border == r->border && o->factor == r->factor && same_freqs(o->inv_freq, r->inv_freq, r->n_pairs) &&
-            same_freqs(o->inv_freq_long, r->inv_freq_long, r->n_pairs))
+        if (o->n_pairs == r->n_pairs && o->border == r->border && o->factor == r->factor &&
+            same_freqs(o->inv_freq, r->inv_freq, r->n_pairs) && same_freqs(o->inv_freq_long, r->inv_freq_long, r->n_pairs))
             return i;
     }
     PUSH(rope, n_ropes, cap_ropes, *r);
@@ -97,8 +97,10 @@ void lm_graph_trait(lm_graph *g, uint32_t min_tokens, const char *fmt, ...) {
     for (uint32_t i = 0; i < g->p->n_traits; i++)
         if (!strcmp(g->p->trait[i].name, text)) return;
     char *name = lm_arena_strndup(g->p->arena, text, strlen(text));
-    if (!name) lm_graph_fail(g, LM_NOMEM, "program", "out of memory building the program");
-    else push_trait(g, &(lm_trait){.name = name, .min_tokens = min_tokens});
+    if (!name)
+        lm_graph_fail(g, LM_NOMEM, "program", "out of memory building the program");
+    else
+        push_trait(g, &(lm_trait){.name = name, .min_tokens = min_tokens});
 }
 
 uint32_t lm_width(const lm_graph *g, lm_val v) { return v < g->p->n_values ? g->p->value[v].width : 0; }
@@ -197,7 +199,8 @@ lm_val lm_op_scale_vec(lm_graph *g, const char *name, lm_val a, uint32_t vec) {
 
 lm_val lm_op_add(lm_graph *g, const char *name, lm_val a, lm_val b) {
     if (!lm_graph_ok(g)) return LM_NONE;
-    if (lm_width(g, a) != lm_width(g, b)) return lm_graph_fail(g, LM_INTERNAL, name, "adding widths %u and %u", lm_width(g, a), lm_width(g, b));
+    if (lm_width(g, a) != lm_width(g, b))
+        return lm_graph_fail(g, LM_INTERNAL, name, "adding widths %u and %u", lm_width(g, a), lm_width(g, b));
     lm_op o = lm_op_blank();
     o.b = b;
     return unary(g, LM_OP_ADD, name, a, &o);
@@ -223,7 +226,8 @@ lm_val lm_op_linear(lm_graph *g, const char *name, lm_val a, uint32_t w, uint32_
     if (!lm_graph_ok(g)) return LM_NONE;
     const lm_weight *m = &g->p->weight[w];
     if (m->cols != lm_width(g, a))
-        return lm_graph_fail(g, LM_INTERNAL, m->name, "%s: the weight takes %llu inputs, the value has %u", name, (unsigned long long)m->cols, lm_width(g, a));
+        return lm_graph_fail(g, LM_INTERNAL, m->name, "%s: the weight takes %llu inputs, the value has %u", name,
+                             (unsigned long long)m->cols, lm_width(g, a));
     lm_op o = lm_op_blank();
     o.a = a;
     o.w = w;
@@ -247,7 +251,8 @@ lm_val lm_op_gated(lm_graph *g, const char *name, lm_val gate, lm_val up, lm_act
     return unary(g, LM_OP_GATED, name, gate, &o);
 }
 
-lm_val lm_op_rope(lm_graph *g, const char *name, lm_val a, uint32_t heads, uint32_t offset, uint32_t n_rot, uint32_t rope, bool interleaved) {
+lm_val lm_op_rope(lm_graph *g, const char *name, lm_val a, uint32_t heads, uint32_t offset, uint32_t n_rot, uint32_t rope,
+                  bool interleaved) {
     if (!lm_graph_ok(g)) return LM_NONE;
     lm_op o = lm_op_blank();
     o.rope.heads = heads;
@@ -257,7 +262,8 @@ lm_val lm_op_rope(lm_graph *g, const char *name, lm_val a, uint32_t heads, uint3
     o.rope.rope = rope;
     o.rope.interleaved = interleaved;
     if (n_rot != 2 * g->p->rope[rope].n_pairs || offset + n_rot > o.rope.head_dim)
-        return lm_graph_fail(g, LM_INTERNAL, name, "rope of %u dims at %u, %u pairs, head of %u", n_rot, offset, g->p->rope[rope].n_pairs, o.rope.head_dim);
+        return lm_graph_fail(g, LM_INTERNAL, name, "rope of %u dims at %u, %u pairs, head of %u", n_rot, offset, g->p->rope[rope].n_pairs,
+                             o.rope.head_dim);
     return unary(g, LM_OP_ROPE, name, a, &o);
 }
 

@@ -22,9 +22,9 @@ lm_status lm_graph_finish(lm_graph *g, lm_program **out, lm_error *err);
 void lm_program_free(lm_program *p);
 
 /* ---- things ops refer to -----------------------------------------------------------------------------------------------------*/
-uint32_t lm_graph_weight(lm_graph *g, const lm_weight *w);                            /* copied; segments must live in the arena */
-uint32_t lm_graph_vec(lm_graph *g, const char *name, const double *v, uint64_t n);    /* v must live in the arena */
-uint32_t lm_graph_rope(lm_graph *g, const lm_rope *r);                                /* equal tables share an index */
+uint32_t lm_graph_weight(lm_graph *g, const lm_weight *w);                         /* copied; segments must live in the arena */
+uint32_t lm_graph_vec(lm_graph *g, const char *name, const double *v, uint64_t n); /* v must live in the arena */
+uint32_t lm_graph_rope(lm_graph *g, const lm_rope *r);                             /* equal tables share an index */
 uint32_t lm_graph_slot(lm_graph *g, lm_cache_kind kind, uint32_t heads, uint32_t dk, uint32_t dv, uint32_t window);
 void lm_graph_trait(lm_graph *g, uint32_t min_tokens, const char *fmt, ...) LM_PRINTF(3, 4); /* equal names are kept once */
 uint32_t lm_width(const lm_graph *g, lm_val v);
@@ -40,7 +40,8 @@ lm_val lm_op_norm(lm_graph *g, const char *name, lm_val a, lm_norm norm, uint32_
 lm_val lm_op_linear(lm_graph *g, const char *name, lm_val a, uint32_t w, uint32_t bias, bool split);
 lm_val lm_op_act(lm_graph *g, const char *name, lm_val a, lm_act act);
 lm_val lm_op_gated(lm_graph *g, const char *name, lm_val gate, lm_val up, lm_act act, double limit, double alpha);
-lm_val lm_op_rope(lm_graph *g, const char *name, lm_val a, uint32_t heads, uint32_t offset, uint32_t n_rot, uint32_t rope, bool interleaved);
+lm_val lm_op_rope(lm_graph *g, const char *name, lm_val a, uint32_t heads, uint32_t offset, uint32_t n_rot, uint32_t rope,
+                  bool interleaved);
 /* `o` gives attn/mla/index/route/experts/conv/delta parameters, operands, weights and vectors; kind, name, width are set here. */
 lm_val lm_op_custom(lm_graph *g, lm_op_kind kind, const char *name, uint32_t width, const lm_op *o);
 lm_val lm_op_softcap(lm_graph *g, const char *name, lm_val a, double c);

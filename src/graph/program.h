@@ -61,11 +61,11 @@ typedef struct lm_rope {
 
 /* ---- caches: what a sequence remembers between steps ---------------------------------------------------------------------------*/
 typedef enum lm_cache_kind {
-    LM_CACHE_KV,    /* keys [heads][dk] and values [heads][dv] per position, pages of 256; window > 0: only the last `window` matter */
+    LM_CACHE_KV,     /* keys [heads][dk] and values [heads][dv] per position, pages of 256; window > 0: only the last `window` matter */
     LM_CACHE_LATENT, /* MLA: heads = 1, dk = kv_lora_rank + rope dim, dv = 0 */
-    LM_CACHE_INDEX, /* sparse indexer: heads = 1, dk = index head dim, dv = 0 */
-    LM_CACHE_CONV,  /* the last dv inputs of width dk (dv = kernel − 1) */
-    LM_CACHE_DELTA  /* a matrix [dk][dv] per head */
+    LM_CACHE_INDEX,  /* sparse indexer: heads = 1, dk = index head dim, dv = 0 */
+    LM_CACHE_CONV,   /* the last dv inputs of width dk (dv = kernel − 1) */
+    LM_CACHE_DELTA   /* a matrix [dk][dv] per head */
 } lm_cache_kind;
 typedef struct lm_cache_slot {
     lm_cache_kind kind;
@@ -75,72 +75,149 @@ typedef struct lm_cache_slot {
 
 /* ---- ops ----------------------------------------------------------------------------------------------------------------------*/
 #define LM_OP_LIST(X) \
-    X(EMBED)      /* row of a table, by token id or by position */ \
-    X(SCALE)      /* a * c, or a * vec (width or 1 long) */ \
-    X(ADD)        /* a + b */ \
-    X(MUL)        /* a * b; b may be 1 wide: a scalar per row */ \
-    X(NORM)       /* RMS, layer or L2 norm over each of `groups` equal parts of the row */ \
-    X(LINEAR)     /* a · Wᵀ + bias */ \
-    X(ACT)        /* act(a) */ \
-    X(GATED)      /* act(gate) * up, with the clamped form of gpt-oss */ \
-    X(ROPE)       /* rotate `n_rot` dims at `offset` of every head */ \
-    X(ATTENTION)  /* store k, v in the cache; softmax(q·kᵀ) v over what is visible */ \
-    X(MLA)        /* latent attention */ \
-    X(INDEX)      /* sparse indexer: the positions that a later ATTENTION/MLA may see */ \
-    X(ROUTE)      /* router logits → chosen expert ids and weights */ \
-    X(EXPERTS)    /* Σ weight_e · down_e(act(gate_e x) * up_e x) over the chosen, in the tree over expert ids */ \
-    X(CONV)       /* causal depthwise convolution along the sequence, with state */ \
-    X(DECAY)      /* −exp(A_log) * softplus(a + dt_bias) */ \
-    X(DELTA)      /* gated delta rule, recurrent */ \
-    X(SOFTCAP)    /* c * tanh(a / c) */ \
-    X(SLICE)      /* groups of columns, copied out */ \
-    X(CONCAT)     /* a | b */ \
-    X(SPARSIFY)   /* relu(a − (mean + std * c)): gemma3n's activation sparsity */ \
-    X(MATCH_RMS)  /* a * √mean(b²) / √max(mean(a²), eps): gemma3n's magnitude matching */ \
-    X(MIX)        /* streams of width H mixed by per-row coefficients: out_i = Σ_j coef[j*n+i] a_j (+ a_i) */ \
-    X(SPREAD)     /* out_i = a_i + coef_i * b : one vector b spread over n streams */
+    X(EMBED)     /* row of a table, by token id or by position */ \
+    X(SCALE)     /* a * c, or a * vec (width or 1 long) */ \
+    X(ADD)       /* a + b */ \
+    X(MUL)       /* a * b; b may be 1 wide: a scalar per row */ \
+    X(NORM)      /* RMS, layer or L2 norm over each of `groups` equal parts of the row */ \
+    X(LINEAR)    /* a · Wᵀ + bias */ \
+    X(ACT)       /* act(a) */ \
+    X(GATED)     /* act(gate) * up, with the clamped form of gpt-oss */ \
+    X(ROPE)      /* rotate `n_rot` dims at `offset` of every head */ \
+    X(ATTENTION) /* store k, v in the cache; softmax(q·kᵀ) v over what is visible */ \
+    X(MLA)       /* latent attention */ \
+    X(INDEX)     /* sparse indexer: the positions that a later ATTENTION/MLA may see */ \
+    X(ROUTE)     /* router logits → chosen expert ids and weights */ \
+    X(EXPERTS)   /* Σ weight_e · down_e(act(gate_e x) * up_e x) over the chosen, in the tree over expert ids */ \
+    X(CONV)      /* causal depthwise convolution along the sequence, with state */ \
+    X(DECAY)     /* −exp(A_log) * softplus(a + dt_bias) */ \
+    X(DELTA)     /* gated delta rule, recurrent */ \
+    X(SOFTCAP)   /* c * tanh(a / c) */ \
+    X(SLICE)     /* groups of columns, copied out */ \
+    X(CONCAT)    /* a | b */ \
+    X(SPARSIFY)  /* relu(a − (mean + std * c)): gemma3n's activation sparsity */ \
+    X(MATCH_RMS) /* a * √mean(b²) / √max(mean(a²), eps): gemma3n's magnitude matching */ \
+    X(MIX)       /* streams of width H mixed by per-row coefficients: out_i = Σ_j coef[j*n+i] a_j (+ a_i) */ \
+    X(SPREAD)    /* out_i = a_i + coef_i * b : one vector b spread over n streams */
 
 typedef enum lm_op_kind {
 #define LM_OP_ENUM(k) LM_OP_##k,
     LM_OP_LIST(LM_OP_ENUM)
 #undef LM_OP_ENUM
-    LM_OP_COUNT
+        LM_OP_COUNT
 } lm_op_kind;
 const char *lm_op_name(lm_op_kind k); /* "attention" */
 
-typedef enum lm_act { LM_ACT_NONE, LM_ACT_SILU, LM_ACT_GELU, LM_ACT_GELU_TANH, LM_ACT_RELU, LM_ACT_RELU2, LM_ACT_SIGMOID, LM_ACT_TANH, LM_ACT_SOFTPLUS,
-              LM_ACT_SWIGLU_OAI /* GATED only: min(g,limit)·σ(alpha·min(g,limit)) · (clamp(up,±limit)+1) */ } lm_act;
+typedef enum lm_act {
+    LM_ACT_NONE,
+    LM_ACT_SILU,
+    LM_ACT_GELU,
+    LM_ACT_GELU_TANH,
+    LM_ACT_RELU,
+    LM_ACT_RELU2,
+    LM_ACT_SIGMOID,
+    LM_ACT_TANH,
+    LM_ACT_SOFTPLUS,
+    LM_ACT_SWIGLU_OAI /* GATED only: min(g,limit)·σ(alpha·min(g,limit)) · (clamp(up,±limit)+1) */
+} lm_act;
 typedef enum lm_norm { LM_NORM_RMS, LM_NORM_LAYER, LM_NORM_L2 /* x / sqrt(Σx² + eps) */ } lm_norm;
 /* How experts are chosen: scores from logits, who is chosen, with what weight. */
-typedef enum lm_route_score { LM_ROUTE_SOFTMAX, LM_ROUTE_SIGMOID, LM_ROUTE_SOFTMAX_TOPK /* softmax over the chosen logits only */ } lm_route_score;
-typedef enum lm_route_group { LM_GROUP_NONE, LM_GROUP_MAX /* group score = its best; others masked to 0 */, LM_GROUP_TOP2 /* = sum of its two best, bias included; others masked to −inf */ } lm_route_group;
+typedef enum lm_route_score {
+    LM_ROUTE_SOFTMAX,
+    LM_ROUTE_SIGMOID,
+    LM_ROUTE_SOFTMAX_TOPK /* softmax over the chosen logits only */
+} lm_route_score;
+typedef enum lm_route_group {
+    LM_GROUP_NONE,
+    LM_GROUP_MAX /* group score = its best; others masked to 0 */,
+    LM_GROUP_TOP2 /* = sum of its two best, bias included; others masked to −inf */
+} lm_route_group;
 
 typedef struct lm_op {
     lm_op_kind kind;
-    const char *name; /* of the result: "layer.3.attn.q_norm" */
-    int32_t layer;    /* −1 outside the layers */
+    const char *name;       /* of the result: "layer.3.attn.q_norm" */
+    int32_t layer;          /* −1 outside the layers */
     lm_val out, a, b, c, d; /* operands; meaning per kind below */
     uint32_t w, w2, w3;     /* weights, LM_NONE when absent */
     uint32_t v, v2, v3;     /* vectors, LM_NONE when absent */
     union {
-        struct { bool by_position; uint32_t max_position; } embed;      /* w table */
-        struct { double c; bool bf16; } scale;                          /* v: vector instead of c; bf16: c is rounded to bfloat16 in bfloat16 lanes */
-        struct { lm_norm norm; uint32_t groups; double eps; } norm;     /* a; v weight, v2 bias; v is per group (width/groups long) or, when longer, per row */
-        struct { bool split; } linear;                                  /* a; w, v bias; split: 8-segment tree (attention output, FFN down) */
-        struct { lm_act act; double limit, alpha; } act;                /* ACT: a. GATED: a gate, b up; limit 0: none */
-        struct { uint32_t heads, head_dim, offset, n_rot, rope; bool interleaved; } rope; /* a; pairs (i, i+n_rot/2), or (2i, 2i+1) when interleaved */
-        struct { uint32_t heads, kv_heads, dk, dv, window, slot; double scale, softcap; bool store; } attn; /* a q, b k, c v (LM_NONE when !store: reads another layer's slot), d INDEX result or LM_NONE; v sinks */
-        struct { uint32_t heads, nope, rope, dv, rank, slot; double scale; } mla; /* a q [heads][nope+rope] (rotated), b latent (normed) [rank], c k rope part (rotated) [rope], d INDEX result; w kv_b: rows heads*(nope+dv), cols rank */
-        struct { uint32_t heads, dim, topk, slot; double scale; } index; /* a q [heads][dim], b k [dim], c head weights [heads]; out: topk positions ascending by rank of score, −1 padded. score = Σ_h c_h·relu(q_h·k)·scale */
-        struct { uint32_t n, k, groups, topk_groups; lm_route_score score; lm_route_group group; bool renorm; double scale, renorm_eps; } route; /* a logits; v correction bias (choice only), v2 per-expert scale; out: k ids then k weights */
-        struct { uint32_t n, k; lm_act act; double limit, alpha; } experts; /* a x, b ROUTE result; w gate, w2 up, w3 down (n_mat = n); v, v2, v3 their biases (n × rows) */
-        struct { uint32_t kernel, slot; lm_act act; } conv;             /* a; v weight [width][kernel], v2 bias */
-        struct { uint32_t k_heads, v_heads, dk, dv, slot; bool tiled; double q_scale; } delta; /* a q, b k, c v, d [v_heads log-decay | v_heads beta]; v head h uses k head h / (v_heads/k_heads), or h % k_heads when tiled */
-        struct { double c; } softcap;
-        struct { uint32_t offset, group, groups, stride; } slice;       /* out column g*group+i = a column offset + g*stride + i */
-        struct { double c; } sparsify;                                  /* c = Φ⁻¹(sparsity) */
-        struct { double eps; } match;
-        struct { uint32_t n; bool residual; } mix;                      /* a streams [n][H], b coefficients; MIX: [n*n], SPREAD: a [n][H], b [H], c [n] */
+        struct {
+            bool by_position;
+            uint32_t max_position;
+        } embed; /* w table */
+        struct {
+            double c;
+            bool bf16;
+        } scale; /* v: vector instead of c; bf16: c is rounded to bfloat16 in bfloat16 lanes */
+        struct {
+            lm_norm norm;
+            uint32_t groups;
+            double eps;
+        } norm; /* a; v weight, v2 bias; v is per group (width/groups long) or, when longer, per row */
+        struct {
+            bool split;
+        } linear; /* a; w, v bias; split: 8-segment tree (attention output, FFN down) */
+        struct {
+            lm_act act;
+            double limit, alpha;
+        } act; /* ACT: a. GATED: a gate, b up; limit 0: none */
+        struct {
+            uint32_t heads, head_dim, offset, n_rot, rope;
+            bool interleaved;
+        } rope; /* a; pairs (i, i+n_rot/2), or (2i, 2i+1) when interleaved */
+        struct {
+            uint32_t heads, kv_heads, dk, dv, window, slot;
+            double scale, softcap;
+            bool store;
+        } attn; /* a q, b k, c v (LM_NONE when !store: reads another layer's slot), d INDEX result or LM_NONE; v sinks */
+        struct {
+            uint32_t heads, nope, rope, dv, rank, slot;
+            double scale;
+        } mla; /* a q [heads][nope+rope] (rotated), b latent (normed) [rank], c k rope part (rotated) [rope], d INDEX result; w kv_b: rows
+                  heads*(nope+dv), cols rank */
+        struct {
+            uint32_t heads, dim, topk, slot;
+            double scale;
+        } index; /* a q [heads][dim], b k [dim], c head weights [heads]; out: topk positions ascending by rank of score, −1 padded. score =
+                    Σ_h c_h·relu(q_h·k)·scale */
+        struct {
+            uint32_t n, k, groups, topk_groups;
+            lm_route_score score;
+            lm_route_group group;
+            bool renorm;
+            double scale, renorm_eps;
+        } route; /* a logits; v correction bias (choice only), v2 per-expert scale; out: k ids then k weights */
+        struct {
+            uint32_t n, k;
+            lm_act act;
+            double limit, alpha;
+        } experts; /* a x, b ROUTE result; w gate, w2 up, w3 down (n_mat = n); v, v2, v3 their biases (n × rows) */
+        struct {
+            uint32_t kernel, slot;
+            lm_act act;
+        } conv; /* a; v weight [width][kernel], v2 bias */
+        struct {
+            uint32_t k_heads, v_heads, dk, dv, slot;
+            bool tiled;
+            double q_scale;
+        } delta; /* a q, b k, c v, d [v_heads log-decay | v_heads beta]; v head h uses k head h / (v_heads/k_heads), or h % k_heads when
+                    tiled */
+        struct {
+            double c;
+        } softcap;
+        struct {
+            uint32_t offset, group, groups, stride;
+        } slice; /* out column g*group+i = a column offset + g*stride + i */
+        struct {
+            double c;
+        } sparsify; /* c = Φ⁻¹(sparsity) */
+        struct {
+            double eps;
+        } match;
+        struct {
+            uint32_t n;
+            bool residual;
+        } mix; /* a streams [n][H], b coefficients; MIX: [n*n], SPREAD: a [n][H], b [H], c [n] */
     };
 } lm_op;
 /* DECAY: a; v A_log, v2 dt_bias. MATCH_RMS: a, b ref. CONCAT: a, b. */
@@ -153,7 +230,7 @@ typedef struct lm_value_info {
 
 /* A trait the config turns on, and what exercises it: `verify` reports a trait that no case reaches as OPEN. */
 typedef struct lm_trait {
-    const char *name;   /* "sliding window 16" */
+    const char *name;    /* "sliding window 16" */
     uint32_t min_tokens; /* a case exercises it when it has at least this many tokens (prompt, or prompt + greedy) */
 } lm_trait;
 
@@ -175,10 +252,10 @@ typedef struct lm_program {
     uint32_t n_slots;
     lm_trait *trait;
     uint32_t n_traits;
-    lm_val embed, norm, logits; /* what enters layer 0, the final norm's result, the last value */
-    lm_val *layer_out;          /* [n_layers] */
+    lm_val embed, norm, logits;                     /* what enters layer 0, the final norm's result, the last value */
+    lm_val *layer_out;                              /* [n_layers] */
     uint32_t n_layers, vocab, hidden, max_position; /* max_position 0: no limit known */
-    uint64_t bytes_used; /* of the tensors that it reads, as stored */
+    uint64_t bytes_used;                            /* of the tensors that it reads, as stored */
 } lm_program;
 
 #endif

@@ -19,7 +19,7 @@ typedef struct lm_log lm_log;
  * HF names are written with the plain "model." prefix; multimodal packaging ("model.language_model.", "language_model.model.") and
  * bare names are found out once per checkpoint. */
 typedef struct lm_name {
-    const char *role; /* "attn.q": also the op's name */
+    const char *role;      /* "attn.q": also the op's name */
     const char *hf, *gguf; /* NULL: this format has none */
 } lm_name;
 
@@ -52,10 +52,10 @@ typedef struct lm_hparams {
     uint32_t n_layers, hidden, vocab, heads, kv_heads, head_dim, ffn, max_position;
     double eps;
     lm_act act;
-    bool tied;         /* the head is the embedding matrix */
+    bool tied;                                       /* the head is the embedding matrix */
     double embed_scale, residual_scale, logit_scale; /* 1: none */
     double attn_softcap, final_softcap;              /* 0: none */
-    int attn_bias;     /* 1: q, k, v have biases; 0: none; −1: as the tensors say */
+    int attn_bias;                                   /* 1: q, k, v have biases; 0: none; −1: as the tensors say */
     int o_bias, mlp_bias;
     lm_qk_norm qk_norm;
     lm_layer_hp *layer; /* [n_layers], filled with the above by default */
@@ -69,29 +69,29 @@ typedef struct lm_arch {
     const char *gguf;               /* general.architecture, or NULL */
     bool gguf_alias;                /* its GGUF is read by another family of the same general.architecture */
     const lm_name *names;           /* its own, before the common ones; ends with role NULL */
-    const char *const *ignored;     /* its config keys (HF, or GGUF without the prefix) that never change the maths; NULL-terminated or NULL */
+    const char *const *ignored; /* its config keys (HF, or GGUF without the prefix) that never change the maths; NULL-terminated or NULL */
     /* flags of the default recipe */
     lm_norm norm;
-    bool norm_plus_one;       /* HF norms multiply by 1 + w (GGUF stores 1 + w) */
+    bool norm_plus_one; /* HF norms multiply by 1 + w (GGUF stores 1 + w) */
     bool norm_bias;
-    bool no_pre_norm;         /* olmo2: norms only after the sublayers */
-    bool post_norm;           /* a norm after each sublayer, before the residual */
-    bool parallel;            /* attention and FFN both from one norm */
-    bool plain_ffn;           /* down(act(up x)), no gate */
-    bool rope_interleaved;    /* HF pairs (2i, 2i+1) */
-    bool gguf_permuted_qk;    /* its GGUF conversion interleaves q and k rows */
+    bool no_pre_norm;      /* olmo2: norms only after the sublayers */
+    bool post_norm;        /* a norm after each sublayer, before the residual */
+    bool parallel;         /* attention and FFN both from one norm */
+    bool plain_ffn;        /* down(act(up x)), no gate */
+    bool rope_interleaved; /* HF pairs (2i, 2i+1) */
+    bool gguf_permuted_qk; /* its GGUF conversion interleaves q and k rows */
     lm_qk_norm qk_norm;
-    bool tied_default;        /* the head is the embedding when the config does not say */
-    double eps_default;       /* 0: 1e-6 */
-    lm_act act_default;       /* 0: silu */
+    bool tied_default;  /* the head is the embedding when the config does not say */
+    double eps_default; /* 0: 1e-6 */
+    lm_act act_default; /* 0: silu */
     /* hooks, each NULL for the default */
-    void (*params)(lm_b *b);                                /* after the common keys were read: the family's own */
-    lm_val (*embed)(lm_b *b);                               /* what enters layer 0 */
-    lm_val (*layer)(lm_b *b, uint32_t l, lm_val x);         /* a whole layer */
-    lm_val (*attention)(lm_b *b, uint32_t l, lm_val x);     /* normed x → attention's output */
-    lm_val (*ffn)(lm_b *b, uint32_t l, lm_val x);           /* normed x → FFN's output */
-    lm_val (*head)(lm_b *b, lm_val x);                      /* last layer → what the final norm gives; default: norm */
-    void (*to_gguf)(lm_b *b);                               /* writing GGUF: what the log of the build can't know (export.h) */
+    void (*params)(lm_b *b);                            /* after the common keys were read: the family's own */
+    lm_val (*embed)(lm_b *b);                           /* what enters layer 0 */
+    lm_val (*layer)(lm_b *b, uint32_t l, lm_val x);     /* a whole layer */
+    lm_val (*attention)(lm_b *b, uint32_t l, lm_val x); /* normed x → attention's output */
+    lm_val (*ffn)(lm_b *b, uint32_t l, lm_val x);       /* normed x → FFN's output */
+    lm_val (*head)(lm_b *b, lm_val x);                  /* last layer → what the final norm gives; default: norm */
+    void (*to_gguf)(lm_b *b);                           /* writing GGUF: what the log of the build can't know (export.h) */
 } lm_arch;
 
 extern const lm_arch *const lm_archs[]; /* NULL-terminated, generated */
@@ -102,18 +102,22 @@ struct lm_b {
     const lm_arch *arch;
     lm_hparams hp;
     bool gguf;
-    char prefix[64];        /* of HF config keys: "" or "text_config." */
-    char tensor_prefix[48]; /* replaces "model." in HF names */
+    char prefix[64];                            /* of HF config keys: "" or "text_config." */
+    char tensor_prefix[48];                     /* replaces "model." in HF names */
     uint8_t *key_used, *gen_used, *tensor_used; /* tensor_used: 1 read, 2 known and left unread (lm_unused) */
-    uint32_t l;             /* current layer (roles' {l}) */
-    void *own;              /* the family's own parameters, from the arena */
-    lm_log *log;            /* of what is read, for writing GGUF (export.h); NULL: none is kept */
+    uint32_t l;                                 /* current layer (roles' {l}) */
+    void *own;                                  /* the family's own parameters, from the arena */
+    lm_log *log;                                /* of what is read, for writing GGUF (export.h); NULL: none is kept */
 };
 
 /* The whole way: find the family, read the config, build, and refuse what nothing read. Skipped tensor groups (vision, audio, mtp …) are
  * reported through `skipped` (name prefix and count per group, in the program's arena), which may be NULL. */
-typedef struct lm_skipped { const char *group; uint32_t count; } lm_skipped;
-lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err);
+typedef struct lm_skipped {
+    const char *group;
+    uint32_t count;
+} lm_skipped;
+lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped,
+                        lm_error *err);
 const lm_arch *lm_arch_find(const lm_source *src, lm_error *err);
 
 /* ---- config.c: typed, range-checked reads; a key that is read is marked. `hf` or `gguf` may be NULL, and may list spellings 'a|b'.
@@ -131,15 +135,18 @@ bool lm_cfg_u32s(lm_b *b, const char *hf, const char *gguf, uint32_t *out, uint3
 bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_t n);
 bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t n);
 bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out); /* element i of an array of strings */
-void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf);  /* reads and drops a key that is known not to matter here */
+void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf); /* reads and drops a key that is known not to matter here */
 /* Refuses unless the key is absent or holds that value. */
 void lm_cfg_expect_bool(lm_b *b, const char *hf, const char *gguf, bool want);
 void lm_cfg_expect_str(lm_b *b, const char *hf, const char *gguf, const char *want);
 lm_act lm_cfg_act(lm_b *b, const char *hf, lm_act gguf_default); /* hidden_act and friends; an unknown name is refused */
 
 /* ---- weights.c: role → weight or vector, shape-checked ("wanted [a, b], found [c, d]"), marked as consumed ---------------------------*/
-typedef struct lm_part { uint64_t base, group, group_stride, step; uint32_t rope_dim; } lm_part; /* rows taken from a larger tensor; zeros: all */
-bool lm_has(lm_b *b, const char *role);       /* the tensor exists (".weight" or bare) */
+typedef struct lm_part {
+    uint64_t base, group, group_stride, step;
+    uint32_t rope_dim;
+} lm_part;                              /* rows taken from a larger tensor; zeros: all */
+bool lm_has(lm_b *b, const char *role); /* the tensor exists (".weight" or bare) */
 bool lm_has_bias(lm_b *b, const char *role);
 uint32_t lm_mat(lm_b *b, const char *role, uint64_t rows, uint64_t cols);
 /* `rows` rows of the tensor of `role`, which has `total` rows */
@@ -155,7 +162,8 @@ uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t co
 /* Vectors: `suffix` ".weight", ".bias" or "" ; LM_NONE when `optional` and absent. plus_one adds 1 (HF norms of 1 + w). */
 uint32_t lm_vec_of(lm_b *b, const char *role, const char *suffix, uint64_t n, bool plus_one, bool optional);
 /* `count` elements of a vector (or [n_mat, total]) by the same row map as lm_mat_part/stack */
-uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t total, uint64_t count, lm_part part, bool optional);
+uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t total, uint64_t count, lm_part part,
+                     bool optional);
 /* The raw tensor (marked consumed), NULL when absent. */
 const lm_tensor *lm_tensor_of(lm_b *b, const char *role, const char *suffix);
 /* The family knows this tensor and never reads it: reported as skipped when it is there, not refused. */
@@ -181,29 +189,29 @@ uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32
 /* One table for every layer, from the plain keys. */
 lm_rope_spec lm_rope_all(lm_b *b, double theta, double partial);
 void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s); /* layer l's table, for its dk */
-double lm_yarn_mscale(double factor, double mscale); /* 1 when factor ≤ 1, else 0.1·mscale·ln(factor) + 1 */
+double lm_yarn_mscale(double factor, double mscale);            /* 1 when factor ≤ 1, else 0.1·mscale·ln(factor) + 1 */
 
 /* ---- layers.c: what differs from layer to layer -------------------------------------------------------------------------------------*/
-/* Sets layer[].window: as layer_types (HF) or sliding_window_pattern (GGUF: a period, or a flag per layer) says, else every layer slides but
- * each period-th (period 0: all slide). */
+/* Sets layer[].window: as layer_types (HF) or sliding_window_pattern (GGUF: a period, or a flag per layer) says, else every layer slides
+ * but each period-th (period 0: all slide). */
 void lm_windows(lm_b *b, uint32_t window, uint32_t period);
 /* layer_types[l] == type; false when there is no such list */
 bool lm_layer_is(lm_b *b, uint32_t l, const char *type);
 
 /* ---- recipe.c: the default decoder and its pieces ------------------------------------------------------------------------------------*/
-void lm_common_params(lm_b *b); /* the keys nearly every decoder shares, into hp */
-lm_val lm_norm_of(lm_b *b, const char *role, lm_val x); /* the family's norm over the whole row */
+void lm_common_params(lm_b *b);                                           /* the keys nearly every decoder shares, into hp */
+lm_val lm_norm_of(lm_b *b, const char *role, lm_val x);                   /* the family's norm over the whole row */
 lm_val lm_head_norm(lm_b *b, const char *role, lm_val x, uint32_t heads); /* RMS over each head, one weight of head_dim */
-lm_val lm_attention(lm_b *b, uint32_t l, lm_val x);     /* q, k, v, norms, rope, attention, output */
+lm_val lm_attention(lm_b *b, uint32_t l, lm_val x);                       /* q, k, v, norms, rope, attention, output */
 /* The part after the projections: qk-norm, rope, attention op; q, k, v values (k, v LM_NONE when the layer shares another's cache). */
 lm_val lm_attention_core(lm_b *b, uint32_t l, lm_val q, lm_val k, lm_val v, uint32_t sinks);
-lm_val lm_ffn(lm_b *b, uint32_t l, lm_val x);           /* dense, or lm_moe where the layer says so */
+lm_val lm_ffn(lm_b *b, uint32_t l, lm_val x); /* dense, or lm_moe where the layer says so */
 lm_val lm_ffn_dense(lm_b *b, const char *gate, const char *up, const char *down, lm_val x, uint32_t width); /* gate NULL: plain */
-lm_val lm_moe(lm_b *b, uint32_t l, lm_val x);           /* router, experts, shared experts */
+lm_val lm_moe(lm_b *b, uint32_t l, lm_val x); /* router, experts, shared experts */
 /* The experts alone, chosen by these router logits as hp.moe says; expert_scale: a vector of one factor per expert, or LM_NONE. */
 lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale);
-lm_val lm_embed(lm_b *b);                               /* token embeddings, times embed_scale */
+lm_val lm_embed(lm_b *b); /* token embeddings, times embed_scale */
 lm_val lm_layer(lm_b *b, uint32_t l, lm_val x);
-void lm_decoder(lm_b *b);                               /* everything, with the hooks */
+void lm_decoder(lm_b *b);                                          /* everything, with the hooks */
 lm_val lm_residual(lm_b *b, const char *name, lm_val x, lm_val y); /* x + residual_scale·y */
 #endif

@@ -6,20 +6,103 @@
 const lm_arch *const lm_archs[] = {LM_ARCH_LIST NULL};
 
 /* Keys of a config that say nothing about the arithmetic: bookkeeping, training, and what the engine takes from elsewhere. */
-static const char *const harmless[] = {
-    "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "use_cache", "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id",
-    "decoder_start_token_id", "initializer_range", "initializer_factor", "attention_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "hidden_dropout", "hidden_dropout_prob", "embedding_dropout",
-    "residual_dropout", "classifier_dropout", "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params",
-    "_name_or_path", "name_or_path", "pretraining_tp", "router_aux_loss_coef", "output_router_logits", "aux_loss_alpha", "seq_aux", "ep_size", "moe_layer_freq",
-    "router_jitter_noise", "output_attentions", "output_hidden_states", "return_dict", "is_encoder_decoder", "id2label", "label2id", "problem_type",
-    "unsloth_fixed", "unsloth_version", "auto_map", "_attn_implementation", "_attn_implementation_autoset", "cache_implementation", "attn_implementation", "gradient_checkpointing", "max_position_embeddings",
-    "vocab_size", "chunk_size_feed_forward", "is_decoder", "add_cross_attention", "cross_attention_hidden_size", "tie_encoder_decoder", "prefix", "finetuning_task",
-    "num_nextn_predict_layers", "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "keys_to_ignore_at_inference", "scale_attn_weights", "n_ctx", "tf_legacy_loss", "use_bfloat16", "pruned_heads", "torchscript", NULL};
+static const char *const harmless[] = {"architectures",
+                                       "model_type",
+                                       "transformers_version",
+                                       "torch_dtype",
+                                       "dtype",
+                                       "use_cache",
+                                       "bos_token_id",
+                                       "eos_token_id",
+                                       "pad_token_id",
+                                       "sep_token_id",
+                                       "decoder_start_token_id",
+                                       "initializer_range",
+                                       "initializer_factor",
+                                       "attention_dropout",
+                                       "attn_pdrop",
+                                       "embd_pdrop",
+                                       "resid_pdrop",
+                                       "hidden_dropout",
+                                       "hidden_dropout_prob",
+                                       "embedding_dropout",
+                                       "residual_dropout",
+                                       "classifier_dropout",
+                                       "summary_activation",
+                                       "summary_first_dropout",
+                                       "summary_proj_to_labels",
+                                       "summary_type",
+                                       "summary_use_proj",
+                                       "task_specific_params",
+                                       "_name_or_path",
+                                       "name_or_path",
+                                       "pretraining_tp",
+                                       "router_aux_loss_coef",
+                                       "output_router_logits",
+                                       "aux_loss_alpha",
+                                       "seq_aux",
+                                       "ep_size",
+                                       "moe_layer_freq",
+                                       "router_jitter_noise",
+                                       "output_attentions",
+                                       "output_hidden_states",
+                                       "return_dict",
+                                       "is_encoder_decoder",
+                                       "id2label",
+                                       "label2id",
+                                       "problem_type",
+                                       "unsloth_fixed",
+                                       "unsloth_version",
+                                       "auto_map",
+                                       "_attn_implementation",
+                                       "_attn_implementation_autoset",
+                                       "cache_implementation",
+                                       "attn_implementation",
+                                       "gradient_checkpointing",
+                                       "max_position_embeddings",
+                                       "vocab_size",
+                                       "chunk_size_feed_forward",
+                                       "is_decoder",
+                                       "add_cross_attention",
+                                       "cross_attention_hidden_size",
+                                       "tie_encoder_decoder",
+                                       "prefix",
+                                       "finetuning_task",
+                                       "num_nextn_predict_layers",
+                                       "mtp_num_hidden_layers",
+                                       "mtp_use_dedicated_embeddings",
+                                       "keys_to_ignore_at_inference",
+                                       "scale_attn_weights",
+                                       "n_ctx",
+                                       "tf_legacy_loss",
+                                       "use_bfloat16",
+                                       "pruned_heads",
+                                       "torchscript",
+                                       NULL};
 /* GGUF keys (relative to the architecture) of the same kind. */
-static const char *const harmless_gguf[] = {"context_length", "vocab_size", "lemma.source_sha256", "tensor_data_layout", "nextn_predict_layers", NULL};
+static const char *const harmless_gguf[] = {"context_length",     "vocab_size",           "lemma.source_sha256",
+                                            "tensor_data_layout", "nextn_predict_layers", NULL};
 /* Tensor groups of a checkpoint that are not the text model, by prefix: skipped, and counted by name. */
-static const char *const not_text[] = {"visual.", "model.visual.", "vision_tower.", "model.vision_tower.", "vision_model.", "model.vision_model.", "multi_modal_projector.", "model.multi_modal_projector.", "model.embed_vision.", "embed_vision.",
-                                       "audio_tower.", "model.audio_tower.", "model.embed_audio.", "embed_audio.", "mtp.", "model.mtp.", "v.", "mm.", "a.", NULL};
+static const char *const not_text[] = {"visual.",
+                                       "model.visual.",
+                                       "vision_tower.",
+                                       "model.vision_tower.",
+                                       "vision_model.",
+                                       "model.vision_model.",
+                                       "multi_modal_projector.",
+                                       "model.multi_modal_projector.",
+                                       "model.embed_vision.",
+                                       "embed_vision.",
+                                       "audio_tower.",
+                                       "model.audio_tower.",
+                                       "model.embed_audio.",
+                                       "embed_audio.",
+                                       "mtp.",
+                                       "model.mtp.",
+                                       "v.",
+                                       "mm.",
+                                       "a.",
+                                       NULL};
 /* Tensors that are derived data a program makes itself. */
 static const char *const derived[] = {".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias", NULL};
 
@@ -52,7 +135,8 @@ static const char *text_type(const lm_source *s, const char **prefix) {
 const lm_arch *lm_arch_find(const lm_source *src, lm_error *err) {
     const char *prefix, *type = src->kind == LM_SOURCE_GGUF ? meta_str(src, "general.architecture") : text_type(src, &prefix);
     for (const lm_arch *const *a = lm_archs; type && *a; a++)
-        if (src->kind == LM_SOURCE_GGUF ? (*a)->gguf && !(*a)->gguf_alias && !strcmp((*a)->gguf, type) : listed((*a)->model_types, type)) return *a;
+        if (src->kind == LM_SOURCE_GGUF ? (*a)->gguf && !(*a)->gguf_alias && !strcmp((*a)->gguf, type) : listed((*a)->model_types, type))
+            return *a;
     char known[480] = "";
     for (const lm_arch *const *a = lm_archs; *a; a++)
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", known[0] ? ", " : "", (*a)->name);
@@ -63,7 +147,8 @@ const lm_arch *lm_arch_find(const lm_source *src, lm_error *err) {
 
 /* "model." as this checkpoint spells it: found by where its embedding is. */
 static void find_tensor_prefix(lm_b *b) {
-    static const char *const tries[] = {"model.", "model.language_model.", "language_model.model.", "language_model.", "transformer.", "", NULL};
+    static const char *const tries[] = {"model.", "model.language_model.", "language_model.model.", "language_model.", "transformer.", "",
+                                        NULL};
     for (int i = 0; tries[i]; i++) {
         char e[96], w[96];
         snprintf(e, sizeof e, "%sembed_tokens.weight", tries[i]);
@@ -78,8 +163,19 @@ static void find_tensor_prefix(lm_b *b) {
 
 /* A key beside text_config that is about another modality, or that text_config says too (and is read there). */
 static bool not_text_key(lm_b *b, const char *key) {
-    static const char *const begins[] = {"vision", "image", "video", "audio", "speech", "mm_", "projector", "projection_dim", "multimodal_projector", "spatial_merge_size",
-                                         "ignore_index", "language_model_only", NULL};
+    static const char *const begins[] = {"vision",
+                                         "image",
+                                         "video",
+                                         "audio",
+                                         "speech",
+                                         "mm_",
+                                         "projector",
+                                         "projection_dim",
+                                         "multimodal_projector",
+                                         "spatial_merge_size",
+                                         "ignore_index",
+                                         "language_model_only",
+                                         NULL};
     static const char *const close[] = {"_token_id", "_token_ids", "_token_index", NULL};
     char inner[200];
     for (int i = 0; begins[i]; i++)
@@ -105,14 +201,18 @@ static void check_keys(lm_b *b) {
         } else {
             bool text = !strncmp(key, b->prefix, np);
             /* how packed weights are stored: src/format read it, and refused what it didn't know */
-            if (starts(key, "quantization_config") || starts(key, "text_config.quantization_config") || starts(key, "compression_config")) continue;
+            if (starts(key, "quantization_config") || starts(key, "text_config.quantization_config") || starts(key, "compression_config"))
+                continue;
             rel = text ? key + np : key;
             if (listed(harmless, rel)) continue;
             if (np && !text && not_text_key(b, key)) continue;
-            if (starts(rel, "id2label.") || starts(rel, "label2id.") || starts(rel, "task_specific_params.") || starts(rel, "auto_map.") || starts(rel, "vision_config") || starts(rel, "audio_config")) continue;
+            if (starts(rel, "id2label.") || starts(rel, "label2id.") || starts(rel, "task_specific_params.") || starts(rel, "auto_map.") ||
+                starts(rel, "vision_config") || starts(rel, "audio_config"))
+                continue;
         }
         if (listed(b->arch->ignored, rel)) continue;
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, key, "this config key is not understood by lemma's %s; running without it could change the result", b->arch->name);
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, key,
+                      "this config key is not understood by lemma's %s; running without it could change the result", b->arch->name);
     }
 }
 
@@ -135,7 +235,9 @@ static void check_tensors(lm_b *b, lm_skipped *skipped, uint32_t *n_skipped) {
         }
         const char *group = b->tensor_used[i] ? "weights that the architecture leaves unread" : skip_group(b, b->src->tensor[i].name);
         if (!group) {
-            lm_graph_fail(&b->g, LM_UNSUPPORTED, b->src->tensor[i].name, "this tensor is in the file but lemma's %s does not use it; running without it could change the result", b->arch->name);
+            lm_graph_fail(&b->g, LM_UNSUPPORTED, b->src->tensor[i].name,
+                          "this tensor is in the file but lemma's %s does not use it; running without it could change the result",
+                          b->arch->name);
             return;
         }
         uint32_t k = 0;
@@ -145,7 +247,8 @@ static void check_tensors(lm_b *b, lm_skipped *skipped, uint32_t *n_skipped) {
     }
 }
 
-static lm_status build(const lm_source *src, lm_log *log, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err) {
+static lm_status build(const lm_source *src, lm_log *log, lm_program **out, const lm_arch **arch, const lm_skipped **skipped,
+                       uint32_t *n_skipped, lm_error *err) {
     lm_b b = {.src = src, .gguf = src->kind == LM_SOURCE_GGUF, .log = log};
     b.arch = lm_arch_find(src, err);
     if (!b.arch) return LM_UNSUPPORTED;
@@ -179,8 +282,11 @@ static lm_status build(const lm_source *src, lm_log *log, lm_program **out, cons
     return LM_OK;
 }
 
-lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped, lm_error *err) {
+lm_status lm_arch_build(const lm_source *src, lm_program **out, const lm_arch **arch, const lm_skipped **skipped, uint32_t *n_skipped,
+                        lm_error *err) {
     return build(src, NULL, out, arch, skipped, n_skipped, err);
 }
 
-lm_status lm_arch_build_logged(const lm_source *src, lm_log *log, lm_program **out, lm_error *err) { return build(src, log, out, NULL, NULL, NULL, err); }
+lm_status lm_arch_build_logged(const lm_source *src, lm_log *log, lm_program **out, lm_error *err) {
+    return build(src, log, out, NULL, NULL, NULL, err);
+}

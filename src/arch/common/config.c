@@ -25,8 +25,10 @@ static void shown_name(lm_b *b, const char *hf, const char *gguf, char *buf, siz
     char first[120];
     const char *list = b->gguf ? gguf : hf;
     next_spelling(list ? list : "?", first, sizeof first);
-    if (b->gguf) snprintf(buf, n, "%s%s%s", first[0] == '=' ? "" : b->arch->gguf, first[0] == '=' ? "" : ".", first + (first[0] == '='));
-    else snprintf(buf, n, "%s%s", b->prefix, first);
+    if (b->gguf)
+        snprintf(buf, n, "%s%s%s", first[0] == '=' ? "" : b->arch->gguf, first[0] == '=' ? "" : ".", first + (first[0] == '='));
+    else
+        snprintf(buf, n, "%s%s", b->prefix, first);
 }
 
 const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
@@ -42,8 +44,10 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     while (list) {
         list = next_spelling(list, one, sizeof one);
         if (b->gguf) {
-            if (one[0] == '=') snprintf(key, sizeof key, "%s", one + 1);
-            else snprintf(key, sizeof key, "%s.%s", b->arch->gguf, one);
+            if (one[0] == '=')
+                snprintf(key, sizeof key, "%s", one + 1);
+            else
+                snprintf(key, sizeof key, "%s.%s", b->arch->gguf, one);
         } else {
             snprintf(key, sizeof key, "%s%s", b->prefix, one);
         }
@@ -197,7 +201,8 @@ bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_
     if (!v) return false;
     if (v->kind == LM_V_ARRAY && (v->elem == LM_V_FLOAT || v->elem == LM_V_INT)) {
         if (!check_count(b, hf, gguf, v, n)) return false;
-        for (uint32_t k = 0; k < n; k++) out[k] = v->elem == LM_V_INT ? (double)((const int64_t *)v->arr.data)[k] : ((const double *)v->arr.data)[k];
+        for (uint32_t k = 0; k < n; k++)
+            out[k] = v->elem == LM_V_INT ? (double)((const int64_t *)v->arr.data)[k] : ((const double *)v->arr.data)[k];
     } else if (v->kind == LM_V_INT || v->kind == LM_V_FLOAT) {
         for (uint32_t k = 0; k < n; k++) out[k] = v->kind == LM_V_INT ? (double)v->i : v->f;
     } else {
@@ -229,7 +234,8 @@ void lm_cfg_expect_bool(lm_b *b, const char *hf, const char *gguf, bool want) {
     if (lm_cfg_bool(b, hf, gguf, want) == want) return;
     char name[200];
     shown_name(b, hf, gguf, name, sizeof name);
-    lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "is %s; lemma's %s knows only %s", want ? "false" : "true", b->arch->name, want ? "true" : "false");
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "is %s; lemma's %s knows only %s", want ? "false" : "true", b->arch->name,
+                  want ? "true" : "false");
 }
 
 void lm_cfg_expect_str(lm_b *b, const char *hf, const char *gguf, const char *want) {
@@ -241,9 +247,19 @@ void lm_cfg_expect_str(lm_b *b, const char *hf, const char *gguf, const char *wa
 }
 
 lm_act lm_cfg_act(lm_b *b, const char *hf, lm_act def) {
-    static const struct { const char *name; lm_act act; } known[] = {
-        {"silu", LM_ACT_SILU}, {"swish", LM_ACT_SILU}, {"gelu", LM_ACT_GELU}, {"gelu_new", LM_ACT_GELU_TANH},
-        {"gelu_pytorch_tanh", LM_ACT_GELU_TANH}, {"relu", LM_ACT_RELU}, {"relu2", LM_ACT_RELU2}, {"sigmoid", LM_ACT_SIGMOID}, {"tanh", LM_ACT_TANH},
+    static const struct {
+        const char *name;
+        lm_act act;
+    } known[] = {
+        {"silu", LM_ACT_SILU},
+        {"swish", LM_ACT_SILU},
+        {"gelu", LM_ACT_GELU},
+        {"gelu_new", LM_ACT_GELU_TANH},
+        {"gelu_pytorch_tanh", LM_ACT_GELU_TANH},
+        {"relu", LM_ACT_RELU},
+        {"relu2", LM_ACT_RELU2},
+        {"sigmoid", LM_ACT_SIGMOID},
+        {"tanh", LM_ACT_TANH},
     };
     const char *s = b->gguf ? NULL : lm_cfg_str(b, hf, NULL, NULL);
     if (!s) return def;

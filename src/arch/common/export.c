@@ -54,13 +54,14 @@ static bool near(double a, double b) { return a == b || fabs(a - b) <= 1e-6 * fm
 
 static bool same_attention(const lm_op *x, const lm_op *y) {
     return x->attn.heads == y->attn.heads && x->attn.kv_heads == y->attn.kv_heads && x->attn.dk == y->attn.dk && x->attn.dv == y->attn.dv &&
-           x->attn.window == y->attn.window && x->attn.slot == y->attn.slot && x->attn.store == y->attn.store && near(x->attn.scale, y->attn.scale) &&
-           near(x->attn.softcap, y->attn.softcap);
+           x->attn.window == y->attn.window && x->attn.slot == y->attn.slot && x->attn.store == y->attn.store &&
+           near(x->attn.scale, y->attn.scale) && near(x->attn.softcap, y->attn.softcap);
 }
 
 static bool same_route(const lm_op *x, const lm_op *y) {
-    return x->route.n == y->route.n && x->route.k == y->route.k && x->route.groups == y->route.groups && x->route.topk_groups == y->route.topk_groups &&
-           x->route.score == y->route.score && x->route.group == y->route.group && x->route.renorm == y->route.renorm && near(x->route.scale, y->route.scale);
+    return x->route.n == y->route.n && x->route.k == y->route.k && x->route.groups == y->route.groups &&
+           x->route.topk_groups == y->route.topk_groups && x->route.score == y->route.score && x->route.group == y->route.group &&
+           x->route.renorm == y->route.renorm && near(x->route.scale, y->route.scale);
 }
 
 static bool same_params(const lm_op *x, const lm_op *y) {
@@ -72,26 +73,27 @@ static bool same_params(const lm_op *x, const lm_op *y) {
     case LM_OP_ACT:
     case LM_OP_GATED: return x->act.act == y->act.act && near(x->act.limit, y->act.limit) && near(x->act.alpha, y->act.alpha);
     case LM_OP_ROPE:
-        return x->rope.heads == y->rope.heads && x->rope.head_dim == y->rope.head_dim && x->rope.offset == y->rope.offset && x->rope.n_rot == y->rope.n_rot &&
-               x->rope.rope == y->rope.rope && x->rope.interleaved == y->rope.interleaved;
+        return x->rope.heads == y->rope.heads && x->rope.head_dim == y->rope.head_dim && x->rope.offset == y->rope.offset &&
+               x->rope.n_rot == y->rope.n_rot && x->rope.rope == y->rope.rope && x->rope.interleaved == y->rope.interleaved;
     case LM_OP_ATTENTION: return same_attention(x, y);
     case LM_OP_MLA:
-        return x->mla.heads == y->mla.heads && x->mla.nope == y->mla.nope && x->mla.rope == y->mla.rope && x->mla.dv == y->mla.dv && x->mla.rank == y->mla.rank &&
-               x->mla.slot == y->mla.slot && near(x->mla.scale, y->mla.scale);
+        return x->mla.heads == y->mla.heads && x->mla.nope == y->mla.nope && x->mla.rope == y->mla.rope && x->mla.dv == y->mla.dv &&
+               x->mla.rank == y->mla.rank && x->mla.slot == y->mla.slot && near(x->mla.scale, y->mla.scale);
     case LM_OP_INDEX:
-        return x->index.heads == y->index.heads && x->index.dim == y->index.dim && x->index.topk == y->index.topk && x->index.slot == y->index.slot &&
-               near(x->index.scale, y->index.scale);
+        return x->index.heads == y->index.heads && x->index.dim == y->index.dim && x->index.topk == y->index.topk &&
+               x->index.slot == y->index.slot && near(x->index.scale, y->index.scale);
     case LM_OP_ROUTE: return same_route(x, y);
     case LM_OP_EXPERTS:
-        return x->experts.n == y->experts.n && x->experts.k == y->experts.k && x->experts.act == y->experts.act && near(x->experts.limit, y->experts.limit) &&
-               near(x->experts.alpha, y->experts.alpha);
+        return x->experts.n == y->experts.n && x->experts.k == y->experts.k && x->experts.act == y->experts.act &&
+               near(x->experts.limit, y->experts.limit) && near(x->experts.alpha, y->experts.alpha);
     case LM_OP_CONV: return x->conv.kernel == y->conv.kernel && x->conv.slot == y->conv.slot && x->conv.act == y->conv.act;
     case LM_OP_DELTA: /* tiled is how the heads are stored */
-        return x->delta.k_heads == y->delta.k_heads && x->delta.v_heads == y->delta.v_heads && x->delta.dk == y->delta.dk && x->delta.dv == y->delta.dv &&
-               x->delta.slot == y->delta.slot && near(x->delta.q_scale, y->delta.q_scale);
+        return x->delta.k_heads == y->delta.k_heads && x->delta.v_heads == y->delta.v_heads && x->delta.dk == y->delta.dk &&
+               x->delta.dv == y->delta.dv && x->delta.slot == y->delta.slot && near(x->delta.q_scale, y->delta.q_scale);
     case LM_OP_SOFTCAP: return near(x->softcap.c, y->softcap.c);
     case LM_OP_SLICE:
-        return x->slice.offset == y->slice.offset && x->slice.group == y->slice.group && x->slice.groups == y->slice.groups && x->slice.stride == y->slice.stride;
+        return x->slice.offset == y->slice.offset && x->slice.group == y->slice.group && x->slice.groups == y->slice.groups &&
+               x->slice.stride == y->slice.stride;
     case LM_OP_SPARSIFY: return near(x->sparsify.c, y->sparsify.c);
     case LM_OP_MATCH_RMS: return near(x->match.eps, y->match.eps);
     case LM_OP_MIX:
@@ -111,9 +113,9 @@ static bool same_vec(const lm_program *a, uint32_t i, const lm_program *b, uint3
 }
 
 static bool same_op(const lm_program *a, const lm_op *x, const lm_program *b, const lm_op *y) {
-    return x->kind == y->kind && !strcmp(x->name, y->name) && x->out == y->out && x->a == y->a && x->b == y->b && x->c == y->c && x->d == y->d &&
-           same_weight(a, x->w, b, y->w) && same_weight(a, x->w2, b, y->w2) && same_weight(a, x->w3, b, y->w3) && same_vec(a, x->v, b, y->v) &&
-           same_vec(a, x->v2, b, y->v2) && same_vec(a, x->v3, b, y->v3) && same_params(x, y);
+    return x->kind == y->kind && !strcmp(x->name, y->name) && x->out == y->out && x->a == y->a && x->b == y->b && x->c == y->c &&
+           x->d == y->d && same_weight(a, x->w, b, y->w) && same_weight(a, x->w2, b, y->w2) && same_weight(a, x->w3, b, y->w3) &&
+           same_vec(a, x->v, b, y->v) && same_vec(a, x->v2, b, y->v2) && same_vec(a, x->v3, b, y->v3) && same_params(x, y);
 }
 
 static bool same_rope(const lm_rope *x, const lm_rope *y) {
@@ -174,9 +176,12 @@ static lm_status trial_tensors(trial *t, const lm_export *x, lm_error *err) {
         lm_tensor *to = &t->tensor[i];
         *to = (lm_tensor){.name = e->name, .type = f32, .rank = e->rank, .file = UINT32_MAX};
         memcpy(to->dim, e->dim, sizeof e->dim);
-        if (!lm_shape_bytes(f32, to->rank, to->dim, &to->bytes)) return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, e->name, "its shape is too large");
-        if (e->v) values += to->bytes / sizeof(float);
-        else if (to->bytes > t->n_zeros) t->n_zeros = to->bytes;
+        if (!lm_shape_bytes(f32, to->rank, to->dim, &to->bytes))
+            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, e->name, "its shape is too large");
+        if (e->v)
+            values += to->bytes / sizeof(float);
+        else if (to->bytes > t->n_zeros)
+            t->n_zeros = to->bytes;
         if (e->v && e->dim[e->rank - 1] > widest) widest = e->dim[e->rank - 1];
     }
     t->values = lm_calloc(values + 1, sizeof *t->values);
@@ -208,7 +213,8 @@ static lm_status trial_init(trial *t, lm_log *log, const char *path, lm_error *e
     t->entry = lm_calloc(x->n_kv + log->n_keys + 1, sizeof *t->entry);
     t->used = lm_calloc(x->n_kv + log->n_keys + 1, 1);
     if (!t->tensor || !t->entry || !t->used) return lm_fail_nomem(err, "a trial reading", x->n_tensors * sizeof *t->tensor);
-    t->src = (lm_source){.kind = LM_SOURCE_GGUF, .path = path, .tensor = t->tensor, .n_tensors = x->n_tensors, .gguf_version = 3, .gguf_alignment = 32};
+    t->src = (lm_source){
+        .kind = LM_SOURCE_GGUF, .path = path, .tensor = t->tensor, .n_tensors = x->n_tensors, .gguf_version = 3, .gguf_alignment = 32};
     return trial_tensors(t, x, err);
 }
 
@@ -244,7 +250,9 @@ static lm_status settle_keys(trial *t, lm_error *err) {
         for (uint32_t k = 0; k < t->src.meta.n; k++)
             if (t->entry[k].key == log->key[i].key) log->key[i].keep = t->used[k] != 0;
     LM_TRY(trial_read(t, &same, where, sizeof where, err));
-    if (!same) return lm_fail_at(err, LM_UNSUPPORTED, t->src.path, LM_NO_OFFSET, where, "GGUF has no way to say this of %s: read back, the model would be another one", log->x->program->arch);
+    if (!same)
+        return lm_fail_at(err, LM_UNSUPPORTED, t->src.path, LM_NO_OFFSET, where,
+                          "GGUF has no way to say this of %s: read back, the model would be another one", log->x->program->arch);
     for (uint32_t i = 0; i < log->n_keys; i++) {
         if (!log->key[i].keep) continue;
         log->key[i].keep = false;
@@ -296,10 +304,13 @@ static lm_status fill(const lm_source *src, const lm_arch *arch, lm_export *x, l
 }
 
 lm_status lm_export_build(const lm_source *src, lm_export **out, lm_error *err) {
-    if (src->kind != LM_SOURCE_HF) return lm_fail_at(err, LM_USAGE, src->path, LM_NO_OFFSET, NULL, "is a GGUF file already; give the Hugging Face folder that it was made from");
+    if (src->kind != LM_SOURCE_HF)
+        return lm_fail_at(err, LM_USAGE, src->path, LM_NO_OFFSET, NULL,
+                          "is a GGUF file already; give the Hugging Face folder that it was made from");
     const lm_arch *arch = lm_arch_find(src, err);
     if (!arch) return LM_UNSUPPORTED;
-    if (!arch->gguf) return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "model_type", "GGUF has no architecture for %s", arch->name);
+    if (!arch->gguf)
+        return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "model_type", "GGUF has no architecture for %s", arch->name);
     lm_export *x = lm_calloc(1, sizeof *x);
     if (!x) return lm_fail_nomem(err, "the export", sizeof *x);
     lm_status s = fill(src, arch, x, err);

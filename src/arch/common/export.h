@@ -10,7 +10,9 @@
 #include "arch/common/arch.h"
 
 /* Blocks of `size` rows from row `first` on, grouped in HF (block g*per + j belongs to group g), tiled in GGUF (block j*groups + g). */
-typedef struct lm_tiles { uint64_t first, size, groups, per; } lm_tiles;
+typedef struct lm_tiles {
+    uint64_t first, size, groups, per;
+} lm_tiles;
 
 typedef struct lm_export_tensor { /* rows in the order stored */
     const char *role, *name;
@@ -43,21 +45,24 @@ bool lm_export_same(const lm_program *a, const lm_program *b, char *where, size_
 /* ---- for to_gguf hooks: later values replace earlier ones; keys are relative to the architecture -----------------------------------*/
 void lm_export_u32(lm_b *b, const char *key, uint32_t v);
 void lm_export_f32(lm_b *b, const char *key, double v);
-void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data, uint64_t n); /* int64_t[], double[] (as float32) or uint8_t (bool)[] */
+void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data,
+                     uint64_t n);                                   /* int64_t[], double[] (as float32) or uint8_t (bool)[] */
 void lm_export_layers(lm_b *b, const char *key, const uint32_t *v); /* one number where every layer's is the same, else one per layer */
-void lm_export_forget(lm_b *b, const char *key); /* this key of the folder is said otherwise: there is no lemma.KEY */
-void lm_export_rope_freqs(lm_b *b); /* rope_freqs.weight even where there is nothing to divide */
+void lm_export_forget(lm_b *b, const char *key);                    /* this key of the folder is said otherwise: there is no lemma.KEY */
+void lm_export_rope_freqs(lm_b *b);                                 /* rope_freqs.weight even where there is nothing to divide */
 lm_export_tensor *lm_export_find(lm_b *b, const char *role, uint32_t layer); /* NULL when there is none */
 /* A new tensor under a role, for the hook to fill; NULL when there is one of that name, or no name. It may move the others. */
 lm_export_tensor *lm_export_add(lm_b *b, const char *role, const char *suffix, uint32_t layer);
 bool lm_export_name(lm_b *b, lm_export_tensor *t, const char *role, const char *suffix); /* gives it another role's name */
-const lm_rope_spec *lm_export_rope(lm_b *b); /* the main table's, NULL when there is none */
+const lm_rope_spec *lm_export_rope(lm_b *b);                                             /* the main table's, NULL when there is none */
 
-/* ---- the log, called by config.c, weights.c, rope.c and build.c when b->log is there ---------------------------------------------------*/
+/* ---- the log, called by config.c, weights.c, rope.c and build.c when b->log is there
+ * ---------------------------------------------------*/
 void lm_log_value(lm_b *b, const char *gguf, lm_value v, bool found); /* the value in effect; found: the folder has the key */
-void lm_log_raw(lm_b *b, const char *key, const lm_value *v); /* a key of the folder for which GGUF has none */
+void lm_log_raw(lm_b *b, const char *key, const lm_value *v);         /* a key of the folder for which GGUF has none */
 /* A fetch of role's tensor t (or one per matrix) of n_mat × [total, cols]; w: what was made of it. */
-void lm_log_matrix(lm_b *b, const char *role, const lm_tensor *t, const lm_tensor *const *per_mat, uint32_t n_mat, bool stack, uint64_t total, uint64_t cols, uint32_t w);
+void lm_log_matrix(lm_b *b, const char *role, const lm_tensor *t, const lm_tensor *const *per_mat, uint32_t n_mat, bool stack,
+                   uint64_t total, uint64_t cols, uint32_t w);
 void lm_log_vector(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t n, uint32_t vec);
 void lm_log_rope(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t n_rot, uint32_t table);
 void lm_log_finish(lm_b *b);

@@ -13,8 +13,11 @@ double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent
 
 void lm_gemma_defaults(lm_b *b, uint32_t kv_heads, uint32_t head_dim, uint32_t ffn) {
     lm_hparams *h = &b->hp;
-    bool no_kv = !lm_cfg_has(b, "num_key_value_heads", "attention.head_count_kv"), no_dim = !lm_cfg_has(b, "head_dim", "attention.key_length");
-    if (no_kv && h->heads % kv_heads) lm_graph_fail(&b->g, LM_FORMAT, "num_key_value_heads", "is missing, and its default %u does not divide %u heads", kv_heads, h->heads);
+    bool no_kv = !lm_cfg_has(b, "num_key_value_heads", "attention.head_count_kv"),
+         no_dim = !lm_cfg_has(b, "head_dim", "attention.key_length");
+    if (no_kv && h->heads % kv_heads)
+        lm_graph_fail(&b->g, LM_FORMAT, "num_key_value_heads", "is missing, and its default %u does not divide %u heads", kv_heads,
+                      h->heads);
     uint32_t *widths = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *widths);
     if (!widths) {
         lm_graph_fail(&b->g, LM_NOMEM, "layers", "out of memory");
@@ -38,7 +41,8 @@ void lm_gemma_share_kv(lm_b *b, uint32_t shared) {
         for (uint32_t from = first; from-- > 0 && h->layer[l].kv_from < 0;)
             if (!h->layer[from].window == !h->layer[l].window) h->layer[l].kv_from = (int32_t)from;
         if (h->layer[l].kv_from < 0)
-            lm_graph_fail(&b->g, LM_FORMAT, "num_kv_shared_layers", "is %u, but none of the first %u layers is of layer %u's kind (%s attention)", shared, first, l,
+            lm_graph_fail(&b->g, LM_FORMAT, "num_kv_shared_layers",
+                          "is %u, but none of the first %u layers is of layer %u's kind (%s attention)", shared, first, l,
                           h->layer[l].window ? "sliding" : "full");
     }
 }
@@ -81,7 +85,8 @@ lm_val lm_gemma_layer_inputs(lm_b *b, lm_val x, uint32_t width, uint32_t table, 
     lm_val e = lm_gemma_scale(b, "layer_input.token", lm_op_embed(g, "layer_input.lookup", w, false), sqrt((double)width), true);
     lm_val c = lm_linear(b, "layer_input.context", x, all, 0, false);
     c = lm_gemma_scale(b, "layer_input.context_scaled", c, 1.0 / sqrt((double)h->hidden), bf16_scales);
-    c = lm_op_norm(g, "layer_input.context_norm", c, LM_NORM_RMS, h->n_layers, h->eps, lm_vec_of(b, "layer_input.context_norm", ".weight", width, false, false), LM_NONE);
+    c = lm_op_norm(g, "layer_input.context_norm", c, LM_NORM_RMS, h->n_layers, h->eps,
+                   lm_vec_of(b, "layer_input.context_norm", ".weight", width, false, false), LM_NONE);
     lm_graph_trait(g, 1, "per-layer inputs, %u wide", width);
     return lm_gemma_scale(b, "layer_inputs", lm_op_add(g, "layer_input.sum", c, e), M_SQRT1_2, bf16_scales);
 }

@@ -1,4 +1,5 @@
-/* What Gemma families share beyond the recipe: soft-caps (2, 3, 3n, 4); in 3n and 4, attention with a normed value, shared caches, per-layer inputs. */
+/* What Gemma families share beyond the recipe: soft-caps (2, 3, 3n, 4); in 3n and 4, attention with a normed value, shared caches,
+ * per-layer inputs. */
 #ifndef LM_ARCH_GEMMA_H
 #define LM_ARCH_GEMMA_H
 #include "arch/common/export.h"
@@ -22,11 +23,12 @@ lm_val lm_gemma_layer_inputs(lm_b *b, lm_val x, uint32_t width, uint32_t table, 
 lm_val lm_gemma_layer_input(lm_b *b, uint32_t l, lm_val x, lm_val inputs, uint32_t width);
 #define LM_GEMMA_LAYER_INPUT_NAMES \
     {"layer_input.table", "model.embed_tokens_per_layer", "per_layer_token_embd"}, \
-    {"layer_input.context", "model.per_layer_model_projection", "per_layer_model_proj"}, \
-    {"layer_input.context_norm", "model.per_layer_projection_norm", "per_layer_proj_norm"}, \
-    {"layer_input.gate", "model.layers.{l}.per_layer_input_gate", "blk.{l}.inp_gate"}, \
-    {"layer_input.out", "model.layers.{l}.per_layer_projection", "blk.{l}.proj"}, \
-    {"layer_input.norm", "model.layers.{l}.post_per_layer_input_norm", "blk.{l}.post_norm"}
+        {"layer_input.context", "model.per_layer_model_projection", "per_layer_model_proj"}, \
+        {"layer_input.context_norm", "model.per_layer_projection_norm", "per_layer_proj_norm"}, \
+        {"layer_input.gate", "model.layers.{l}.per_layer_input_gate", "blk.{l}.inp_gate"}, \
+        {"layer_input.out", "model.layers.{l}.per_layer_projection", "blk.{l}.proj"}, { \
+        "layer_input.norm", "model.layers.{l}.post_per_layer_input_norm", "blk.{l}.post_norm" \
+    }
 
 /* Writing GGUF: which layers slide, and what differs from layer to layer. */
 void lm_gemma_to_gguf(lm_b *b);

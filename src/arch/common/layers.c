@@ -8,7 +8,8 @@ bool lm_layer_is(lm_b *b, uint32_t l, const char *type) {
 
 void lm_windows(lm_b *b, uint32_t window, uint32_t period) {
     lm_hparams *h = &b->hp;
-    const lm_value *types = lm_cfg_raw(b, "layer_types", NULL), *pattern = lm_cfg_raw(b, "sliding_window_pattern", "attention.sliding_window_pattern");
+    const lm_value *types = lm_cfg_raw(b, "layer_types", NULL),
+                   *pattern = lm_cfg_raw(b, "sliding_window_pattern", "attention.sliding_window_pattern");
     bool flags = pattern && pattern->kind == LM_V_ARRAY;
     if (types && (types->kind != LM_V_ARRAY || types->elem != LM_V_STRING || types->arr.n != h->n_layers)) {
         lm_graph_fail(&b->g, LM_FORMAT, "layer_types", "must name a type for each of the %u layers", h->n_layers);
@@ -25,7 +26,8 @@ void lm_windows(lm_b *b, uint32_t window, uint32_t period) {
             const char *t = ((const lm_str *)types->arr.data)[l].s;
             slides = !strcmp(t, "sliding_attention");
             if (!slides && strcmp(t, "full_attention")) {
-                lm_graph_fail(&b->g, LM_UNSUPPORTED, "layer_types", "layer %u is of type '%.40s', which lemma's %s does not know", l, t, b->arch->name);
+                lm_graph_fail(&b->g, LM_UNSUPPORTED, "layer_types", "layer %u is of type '%.40s', which lemma's %s does not know", l, t,
+                              b->arch->name);
                 return;
             }
         } else {

@@ -44,9 +44,15 @@ static void put(lm_b *b, const char *key, lm_value v) {
     x->kv[i].value = v;
 }
 
-void lm_export_u32(lm_b *b, const char *key, uint32_t v) { put(b, key, (lm_value){.kind = LM_V_INT, .i = v, .u = v, .gguf_type = GGUF_U32}); }
-void lm_export_f32(lm_b *b, const char *key, double v) { put(b, key, (lm_value){.kind = LM_V_FLOAT, .f = (double)(float)v, .gguf_type = GGUF_F32}); }
-static void put_str(lm_b *b, const char *key, const char *s) { put(b, key, (lm_value){.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = GGUF_STRING}); }
+void lm_export_u32(lm_b *b, const char *key, uint32_t v) {
+    put(b, key, (lm_value){.kind = LM_V_INT, .i = v, .u = v, .gguf_type = GGUF_U32});
+}
+void lm_export_f32(lm_b *b, const char *key, double v) {
+    put(b, key, (lm_value){.kind = LM_V_FLOAT, .f = (double)(float)v, .gguf_type = GGUF_F32});
+}
+static void put_str(lm_b *b, const char *key, const char *s) {
+    put(b, key, (lm_value){.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = GGUF_STRING});
+}
 
 void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *data, uint64_t n) {
     size_t bytes = (size_t)n * (elem == LM_V_BOOL ? 1 : sizeof(int64_t)); /* or double */
@@ -57,7 +63,13 @@ void lm_export_array(lm_b *b, const char *key, lm_value_kind elem, const void *d
     }
     memcpy(own, data, bytes);
     for (uint64_t i = 0; elem == LM_V_FLOAT && i < n; i++) ((double *)own)[i] = (double)(float)((double *)own)[i];
-    put(b, key, (lm_value){.kind = LM_V_ARRAY, .elem = elem, .arr = {own, n}, .gguf_type = elem == LM_V_BOOL ? GGUF_BOOL : elem == LM_V_FLOAT ? GGUF_F32 : GGUF_I32});
+    put(b, key,
+        (lm_value){.kind = LM_V_ARRAY,
+                   .elem = elem,
+                   .arr = {own, n},
+                   .gguf_type = elem == LM_V_BOOL    ? GGUF_BOOL
+                                : elem == LM_V_FLOAT ? GGUF_F32
+                                                     : GGUF_I32});
 }
 
 void lm_export_layers(lm_b *b, const char *key, const uint32_t *v) {
@@ -65,9 +77,12 @@ void lm_export_layers(lm_b *b, const char *key, const uint32_t *v) {
     int64_t *all = lm_arena_calloc(b->g.p->arena, n, sizeof *all);
     bool same = true;
     for (uint32_t l = 0; l < n && all; l++) all[l] = v[l], same &= v[l] == v[0];
-    if (!all) lm_graph_fail(&b->g, LM_NOMEM, key, "out of memory");
-    else if (same) lm_export_u32(b, key, v[0]);
-    else lm_export_array(b, key, LM_V_INT, all, n);
+    if (!all)
+        lm_graph_fail(&b->g, LM_NOMEM, key, "out of memory");
+    else if (same)
+        lm_export_u32(b, key, v[0]);
+    else
+        lm_export_array(b, key, LM_V_INT, all, n);
 }
 
 void lm_export_forget(lm_b *b, const char *key) {
@@ -80,25 +95,33 @@ void lm_export_forget(lm_b *b, const char *key) {
 static void spelling(lm_b *b, const char *list, char *buf, size_t n) {
     if (strstr(list, "layer_norm_epsilon") && strchr(list, '|'))
         snprintf(buf, n, "%s", b->arch->norm == LM_NORM_LAYER ? "attention.layer_norm_epsilon" : "attention.layer_norm_rms_epsilon");
-    else snprintf(buf, n, "%.*s", (int)strcspn(list, "|"), list);
+    else
+        snprintf(buf, n, "%.*s", (int)strcspn(list, "|"), list);
 }
 
 void lm_log_value(lm_b *b, const char *gguf, lm_value v, bool found) {
     char key[120];
     if (!b->log->x || gguf[0] == '=') return;
     spelling(b, gguf, key, sizeof key);
-    if (!strcmp(key, "attention.sliding_window") || !strcmp(key, "attention.key_length") || !strcmp(key, "attention.value_length") || !strcmp(key, "expert_gating_func")) return; /* finish_common */
+    if (!strcmp(key, "attention.sliding_window") || !strcmp(key, "attention.key_length") || !strcmp(key, "attention.value_length") ||
+        !strcmp(key, "expert_gating_func"))
+        return; /* finish_common */
     if (v.kind == LM_V_INT && !v.i && !found && strcmp(key, "nextn_predict_layers")) return;
     if (v.kind == LM_V_FLOAT && v.f == 0.0 && (!found || strstr(key, "softcapping"))) return;
-    if (v.kind == LM_V_INT) lm_export_u32(b, key, (uint32_t)v.i);
-    else if (v.kind == LM_V_FLOAT) lm_export_f32(b, key, v.f);
-    else if (v.kind == LM_V_BOOL) put(b, key, (lm_value){.kind = LM_V_BOOL, .b = v.b, .gguf_type = GGUF_BOOL});
+    if (v.kind == LM_V_INT)
+        lm_export_u32(b, key, (uint32_t)v.i);
+    else if (v.kind == LM_V_FLOAT)
+        lm_export_f32(b, key, v.f);
+    else if (v.kind == LM_V_BOOL)
+        put(b, key, (lm_value){.kind = LM_V_BOOL, .b = v.b, .gguf_type = GGUF_BOOL});
     else if (v.kind == LM_V_ARRAY && (v.elem == LM_V_INT || v.elem == LM_V_BOOL)) {
         const int64_t *a = v.arr.data;
         bool same = v.elem == LM_V_INT && v.arr.n > 0;
         for (uint64_t i = 1; same && i < v.arr.n; i++) same = a[i] == a[0];
-        if (same) lm_export_u32(b, key, (uint32_t)a[0]);
-        else lm_export_array(b, key, v.elem, v.arr.data, v.arr.n);
+        if (same)
+            lm_export_u32(b, key, (uint32_t)a[0]);
+        else
+            lm_export_array(b, key, v.elem, v.arr.data, v.arr.n);
     }
 }
 
@@ -107,7 +130,8 @@ void lm_log_candidate(lm_b *b, const char *key, lm_value v) {
     for (uint32_t i = 0; i < l->n_keys; i++)
         if (!strcmp(l->key[i].key, key)) return;
     bool big = false;
-    for (uint64_t i = 0; v.kind == LM_V_ARRAY && v.elem == LM_V_INT && i < v.arr.n; i++) big |= ((const int64_t *)v.arr.data)[i] != (int32_t)((const int64_t *)v.arr.data)[i];
+    for (uint64_t i = 0; v.kind == LM_V_ARRAY && v.elem == LM_V_INT && i < v.arr.n; i++)
+        big |= ((const int64_t *)v.arr.data)[i] != (int32_t)((const int64_t *)v.arr.data)[i];
     if (v.kind == LM_V_INT) big = v.i != (int32_t)v.i;
     switch (v.kind == LM_V_ARRAY ? v.elem : v.kind) {
     case LM_V_BOOL: v.gguf_type = GGUF_BOOL; break;
@@ -123,7 +147,8 @@ void lm_log_candidate(lm_b *b, const char *key, lm_value v) {
 
 void lm_log_raw(lm_b *b, const char *key, const lm_value *v) {
     /* rope settings are written from the tables that came of them */
-    static const char *const rope[] = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings"};
+    static const char *const rope[] = {"rope_scaling", "rope_parameters", "rope_theta", "partial_rotary_factor",
+                                       "original_max_position_embeddings"};
     if (!b->log->x) return;
     for (size_t i = 0; i < sizeof rope / sizeof *rope; i++)
         if (!strncmp(key, rope[i], strlen(rope[i]))) return;
@@ -132,15 +157,22 @@ void lm_log_raw(lm_b *b, const char *key, const lm_value *v) {
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------------------------*/
 /* Roles that are written as they are used, not as they are stored: the n-th fetch of the first is the n-th of the others. */
-static const struct { const char *role, *apart[2]; } split[] = {
-    {"moe.gate_up", {"moe.gate", "moe.up"}}, {"moe.down_all", {"moe.down", "moe.down"}}, {"delta.qkvz", {"delta.qkv", "delta.z"}},
+static const struct {
+    const char *role, *apart[2];
+} split[] = {
+    {"moe.gate_up", {"moe.gate", "moe.up"}},
+    {"moe.down_all", {"moe.down", "moe.down"}},
+    {"delta.qkvz", {"delta.qkv", "delta.z"}},
     {"layer_input.table", {"layer_input.table", "layer_input.table"}}, /* a row for every id, also where HF takes row 0 */
 };
 /* Suffixes that differ from HF's. */
-static const struct { const char *role, *suffix; } suffixes[] = {{"moe.bias", ".bias"}, {"attn.sinks", ".weight"}, {"delta.dt", ".bias"}, {"delta.A_log", ""},
-                                                              {"moe.router_norm", ""}, {"moe.expert_scale", ""}};
+static const struct {
+    const char *role, *suffix;
+} suffixes[] = {{"moe.bias", ".bias"}, {"attn.sinks", ".weight"}, {"delta.dt", ".bias"},
+                {"delta.A_log", ""},   {"moe.router_norm", ""},   {"moe.expert_scale", ""}};
 /* llama.cpp wants these in float32. */
-static const char *const float_roles[] = {"moe.router", "moe.shared.router", "positions", "delta.conv", "altup.router", "altup.predict", "altup.correct"};
+static const char *const float_roles[] = {"moe.router",   "moe.shared.router", "positions",    "delta.conv",
+                                          "altup.router", "altup.predict",     "altup.correct"};
 
 /* Role in GGUF of this fetch; *apart: it is stored as one logical matrix. */
 static const char *gguf_role(lm_b *b, const char *role, const char *suffix, bool *apart) {
@@ -150,7 +182,8 @@ static const char *gguf_role(lm_b *b, const char *role, const char *suffix, bool
         if (strcmp(role, split[i].role)) continue;
         char id[64];
         snprintf(id, sizeof id, "%s%s", role, suffix);
-        if (!l->fused.role || strcmp(l->fused.role, id) || l->fused.layer != b->l) l->fused.role = keep_text(b, id), l->fused.layer = b->l, l->fused.n = 0;
+        if (!l->fused.role || strcmp(l->fused.role, id) || l->fused.layer != b->l)
+            l->fused.role = keep_text(b, id), l->fused.layer = b->l, l->fused.n = 0;
         *apart = true;
         return split[i].apart[l->fused.n++ ? 1 : 0];
     }
@@ -188,7 +221,8 @@ static const lm_weight *whole(lm_b *b, const lm_tensor *t, const lm_tensor *cons
     return w;
 }
 
-void lm_log_matrix(lm_b *b, const char *role, const lm_tensor *t, const lm_tensor *const *per_mat, uint32_t n_mat, bool stack, uint64_t total, uint64_t cols, uint32_t w) {
+void lm_log_matrix(lm_b *b, const char *role, const lm_tensor *t, const lm_tensor *const *per_mat, uint32_t n_mat, bool stack,
+                   uint64_t total, uint64_t cols, uint32_t w) {
     if (!b->log->x || w == LM_NONE || !lm_graph_ok(&b->g)) return;
     bool apart;
     const char *as = gguf_role(b, role, "", &apart);
@@ -274,7 +308,8 @@ const lm_rope_spec *lm_export_rope(lm_b *b) {
 static void factors(lm_b *b, const char *name, const double *v, uint32_t n) {
     lm_export *x = b->log->x;
     if (!lm_log_grow(b, &x->tensor, x->n_tensors, &x->cap_tensors, sizeof *x->tensor)) return;
-    x->tensor[x->n_tensors++] = (lm_export_tensor){.role = "rope", .name = name, .layer = UINT32_MAX, .rank = 1, .dim = {n}, .v = v, .f32 = true};
+    x->tensor[x->n_tensors++] =
+        (lm_export_tensor){.role = "rope", .name = name, .layer = UINT32_MAX, .rank = 1, .dim = {n}, .v = v, .f32 = true};
 }
 
 /* The divisor that takes 1/theta^(2i/dim) to this frequency, exactly if some float32 does: 1 and the factor are tried first. */

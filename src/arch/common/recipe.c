@@ -29,9 +29,11 @@ void lm_common_params(lm_b *b) {
     uint32_t dv = lm_cfg_u32(b, NULL, "attention.value_length", h->head_dim, 1, MAX_WIDTH);
     for (uint32_t l = 0; l < h->n_layers; l++)
         if (!kv[l] || h->heads % kv[l])
-            lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l, h->heads);
+            lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l,
+                          h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 0, INT32_MAX);
-    h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon", b->arch->eps_default > 0 ? b->arch->eps_default : 1e-6);
+    h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
+                        b->arch->eps_default > 0 ? b->arch->eps_default : 1e-6);
     if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "rms_norm_eps", "is %g; it must be positive", h->eps);
     h->act = lm_cfg_act(b, "hidden_activation|hidden_act|activation_function", b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
     h->qk_norm = b->arch->qk_norm;
@@ -39,8 +41,11 @@ void lm_common_params(lm_b *b) {
     h->attn_bias = h->o_bias = h->mlp_bias = -1;
     /* the vocabulary is the embedding's rows; a config that says otherwise is refused where the tensor is read */
     const lm_tensor *e = lm_tensor_of(b, "embed", ".weight");
-    if (!e || e->rank != 2) lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? "token_embd.weight" : "embed_tokens.weight", "the embedding matrix is missing or no matrix");
-    else h->vocab = lm_cfg_u32(b, "vocab_size", "vocab_size", (int64_t)(e->dim[0] <= MAX_VOCAB ? e->dim[0] : 0), 1, MAX_VOCAB);
+    if (!e || e->rank != 2)
+        lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? "token_embd.weight" : "embed_tokens.weight",
+                      "the embedding matrix is missing or no matrix");
+    else
+        h->vocab = lm_cfg_u32(b, "vocab_size", "vocab_size", (int64_t)(e->dim[0] <= MAX_VOCAB ? e->dim[0] : 0), 1, MAX_VOCAB);
     h->tied = b->gguf ? !lm_has(b, "head") : lm_cfg_bool(b, "tie_word_embeddings", NULL, b->arch->tied_default);
     if (lm_has(b, "head")) h->tied = false; /* a head of its own in the file is the one that is used */
     h->layer = lm_arena_calloc(b->g.p->arena, h->n_layers, sizeof *h->layer);
@@ -54,8 +59,15 @@ void lm_common_params(lm_b *b) {
     if (f && f->kind == LM_V_INT) ffn = lm_cfg_u32(b, "intermediate_size|n_inner", "feed_forward_length", 0, 1, MAX_WIDTH);
     h->ffn = ffn;
     for (uint32_t l = 0; l < h->n_layers; l++)
-        h->layer[l] = (lm_layer_hp){.heads = h->heads, .kv_heads = kv[l], .dk = h->head_dim, .dv = dv, .rope = LM_NONE, .ffn = ffn,
-                                    .scale = 1.0 / sqrt((double)h->head_dim), .kv_from = -1, .slot = LM_NONE};
+        h->layer[l] = (lm_layer_hp){.heads = h->heads,
+                                    .kv_heads = kv[l],
+                                    .dk = h->head_dim,
+                                    .dv = dv,
+                                    .rope = LM_NONE,
+                                    .ffn = ffn,
+                                    .scale = 1.0 / sqrt((double)h->head_dim),
+                                    .kv_from = -1,
+                                    .slot = LM_NONE};
     h->moe = (lm_moe_hp){.scale = 1.0, .groups = 1, .topk_groups = 1};
 }
 
@@ -182,11 +194,13 @@ static void expert_weights(lm_b *b, lm_op *o) {
 lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale) {
     const lm_moe_hp *m = &b->hp.moe;
     lm_graph *g = &b->g;
-    if (!m->n || !m->k || m->k > m->n || !m->ffn) return lm_graph_fail(g, LM_FORMAT, "num_experts", "%u of %u experts of width %u make no mixture", m->k, m->n, m->ffn);
+    if (!m->n || !m->k || m->k > m->n || !m->ffn)
+        return lm_graph_fail(g, LM_FORMAT, "num_experts", "%u of %u experts of width %u make no mixture", m->k, m->n, m->ffn);
     lm_op r = lm_op_blank(), e = lm_op_blank();
     r.a = logits;
     r.v2 = expert_scale;
-    r.v = lm_has_bias(b, "moe.bias") ? lm_vec_of(b, "moe.bias", ".bias", m->n, false, false) : lm_vec_of(b, "moe.bias", "", m->n, false, true);
+    r.v = lm_has_bias(b, "moe.bias") ? lm_vec_of(b, "moe.bias", ".bias", m->n, false, false)
+                                     : lm_vec_of(b, "moe.bias", "", m->n, false, true);
     r.route.n = m->n;
     r.route.k = m->k;
     r.route.groups = m->groups ? m->groups : 1;

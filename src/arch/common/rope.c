@@ -23,7 +23,8 @@ static const double *factors_tensor(lm_b *b, const char *name, uint32_t *n) {
     const lm_tensor *t = lm_source_tensor(b->src, name);
     if (!t) return NULL;
     b->tensor_used[t - b->src->tensor] = 1;
-    if (t->rank != 1 || t->dim[0] > 4096) return (void)lm_graph_fail(&b->g, LM_FORMAT, name, "should be a short vector of rope factors"), NULL;
+    if (t->rank != 1 || t->dim[0] > 4096)
+        return (void)lm_graph_fail(&b->g, LM_FORMAT, name, "should be a short vector of rope factors"), NULL;
     double *v = lm_arena_calloc(b->g.p->arena, t->dim[0], sizeof *v);
     if (!v) return (void)lm_graph_fail(&b->g, LM_NOMEM, name, "out of memory"), NULL;
     lm_tensor_row_f64(t, 0, v);
@@ -75,17 +76,32 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
 }
 
 lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double partial) {
-    lm_rope_spec s = {.type = "default", .theta = theta, .partial = partial, .factor = 1.0, .low = NAN, .high = NAN, .beta_fast = NAN, .beta_slow = NAN,
-                      .mscale = NAN, .mscale_all = NAN, .attention_factor = NAN, .truncate = true};
+    lm_rope_spec s = {.type = "default",
+                      .theta = theta,
+                      .partial = partial,
+                      .factor = 1.0,
+                      .low = NAN,
+                      .high = NAN,
+                      .beta_fast = NAN,
+                      .beta_slow = NAN,
+                      .mscale = NAN,
+                      .mscale_all = NAN,
+                      .attention_factor = NAN,
+                      .truncate = true};
     if (b->gguf) return read_gguf(b, s);
     char base[120], spell[260];
     snprintf(base, sizeof base, "rope_parameters%s%s", layer_type ? "." : "", layer_type ? layer_type : "");
     /* the older rope_scaling wins; a nested rope_parameters has no counterpart there */
 #define KEY(k) (snprintf(spell, sizeof spell, "%s%s%s%s", layer_type ? "" : "rope_scaling." k "|", base, "." k, ""), spell)
-    if (layer_type) s.type = lm_cfg_str(b, KEY("rope_type"), NULL, "default");
-    else s.type = lm_cfg_str(b, "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type", NULL, "default");
+    if (layer_type)
+        s.type = lm_cfg_str(b, KEY("rope_type"), NULL, "default");
+    else
+        s.type = lm_cfg_str(b, "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type", NULL, "default");
     s.theta = lm_cfg_f64(b, layer_type ? KEY("rope_theta") : "rope_scaling.rope_theta|rope_parameters.rope_theta|rope_theta", NULL, theta);
-    s.partial = lm_cfg_f64(b, layer_type ? KEY("partial_rotary_factor") : "rope_scaling.partial_rotary_factor|rope_parameters.partial_rotary_factor|partial_rotary_factor", NULL, partial);
+    s.partial = lm_cfg_f64(b,
+                           layer_type ? KEY("partial_rotary_factor")
+                                      : "rope_scaling.partial_rotary_factor|rope_parameters.partial_rotary_factor|partial_rotary_factor",
+                           NULL, partial);
     s.factor = lm_cfg_f64(b, KEY("factor"), NULL, 1.0);
     s.low = lm_cfg_f64(b, KEY("low_freq_factor"), NULL, 1.0);
     s.high = lm_cfg_f64(b, KEY("high_freq_factor"), NULL, 4.0);
@@ -97,8 +113,10 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     if (attn >= 0.0) s.attention_factor = attn;
     s.truncate = lm_cfg_bool(b, KEY("truncate"), NULL, true);
     s.original = lm_cfg_u32(b, KEY("original_max_position_embeddings"), NULL, 0, 0, UINT32_MAX);
-    if (!s.original) s.original = lm_cfg_u32(b, "original_max_position_embeddings", NULL, 0, 0, UINT32_MAX);
-    else lm_cfg_ignore(b, "original_max_position_embeddings", NULL);
+    if (!s.original)
+        s.original = lm_cfg_u32(b, "original_max_position_embeddings", NULL, 0, 0, UINT32_MAX);
+    else
+        lm_cfg_ignore(b, "original_max_position_embeddings", NULL);
     if (!layer_type) {
         s.short_factor = read_list(b, "rope_scaling.short_factor|rope_parameters.short_factor", &s.n_factors);
         s.long_factor = read_list(b, "rope_scaling.long_factor|rope_parameters.long_factor", &s.n_factors);
@@ -114,7 +132,8 @@ static void llama3(const lm_rope_spec *s, double *inv, uint32_t n) {
     double low_wave = s->original / s->low, high_wave = s->original / s->high;
     for (uint32_t i = 0; i < n; i++) {
         double wave = 2.0 * M_PI / inv[i];
-        if (wave > low_wave) inv[i] /= s->factor;
+        if (wave > low_wave)
+            inv[i] /= s->factor;
         else if (wave >= high_wave) {
             double t = (s->original / wave - s->low) / (s->high - s->low);
             inv[i] = (1.0 - t) * inv[i] / s->factor + t * inv[i];
@@ -127,7 +146,8 @@ static double yarn_dim(double rotations, double dim, double theta, double origin
 }
 
 static void yarn(const lm_rope_spec *s, double *inv, uint32_t n) {
-    double dim = 2.0 * n, low = yarn_dim(s->beta_fast, dim, s->theta, s->original), high = yarn_dim(s->beta_slow, dim, s->theta, s->original);
+    double dim = 2.0 * n, low = yarn_dim(s->beta_fast, dim, s->theta, s->original),
+           high = yarn_dim(s->beta_slow, dim, s->theta, s->original);
     if (s->truncate) {
         low = floor(low);
         high = ceil(high);
@@ -143,13 +163,15 @@ static void yarn(const lm_rope_spec *s, double *inv, uint32_t n) {
 
 static double yarn_attention(const lm_rope_spec *s) {
     if (!isnan(s->attention_factor)) return s->attention_factor;
-    if (s->mscale != 0.0 && s->mscale_all != 0.0 && !isnan(s->mscale)) return lm_yarn_mscale(s->factor, s->mscale) / lm_yarn_mscale(s->factor, s->mscale_all);
+    if (s->mscale != 0.0 && s->mscale_all != 0.0 && !isnan(s->mscale))
+        return lm_yarn_mscale(s->factor, s->mscale) / lm_yarn_mscale(s->factor, s->mscale_all);
     return lm_yarn_mscale(s->factor, 1.0);
 }
 
 static uint32_t longrope(lm_b *b, const lm_rope_spec *s, lm_rope *r, double *inv, uint32_t n) {
     if (!s->short_factor || !s->long_factor || s->n_factors != n || !s->original)
-        return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "longrope needs original_max_position_embeddings and %u short and long factors, found %u", n, s->n_factors);
+        return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling",
+                             "longrope needs original_max_position_embeddings and %u short and long factors, found %u", n, s->n_factors);
     double *inv_long = lm_arena_calloc(b->g.p->arena, n, sizeof *inv_long);
     if (!inv_long) return lm_graph_fail(&b->g, LM_NOMEM, "rope", "out of memory");
     for (uint32_t i = 0; i < n; i++) {
@@ -159,7 +181,9 @@ static uint32_t longrope(lm_b *b, const lm_rope_spec *s, lm_rope *r, double *inv
     double factor = (double)b->hp.max_position / s->original;
     r->inv_freq_long = inv_long;
     r->border = s->original;
-    r->factor = !isnan(s->attention_factor) ? s->attention_factor : factor <= 1.0 ? 1.0 : sqrt(1.0 + log(factor) / log((double)s->original));
+    r->factor = !isnan(s->attention_factor) ? s->attention_factor
+                : factor <= 1.0             ? 1.0
+                                            : sqrt(1.0 + log(factor) / log((double)s->original));
     lm_graph_trait(&b->g, 2, "longrope, short factors");
     lm_graph_trait(&b->g, s->original + 1, "longrope, long factors past %u tokens", s->original);
     return lm_graph_rope(&b->g, r);
@@ -169,18 +193,21 @@ static uint32_t make_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, ui
     *n_rot = 0;
     if (!lm_graph_ok(&b->g)) return LM_NONE;
     bool proportional = !strcmp(s->type, "proportional");
-    if (!(s->partial > 0.0 && s->partial <= 1.0)) return lm_graph_fail(&b->g, LM_RANGE, "partial_rotary_factor", "is %g; it must be in (0, 1]", s->partial);
+    if (!(s->partial > 0.0 && s->partial <= 1.0))
+        return lm_graph_fail(&b->g, LM_RANGE, "partial_rotary_factor", "is %g; it must be in (0, 1]", s->partial);
     if (!(s->theta > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope_theta", "is %g; it must be positive", s->theta);
     if (!(s->factor > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope factor", "is %g; it must be positive", s->factor);
     uint32_t dim = s->dims ? s->dims : proportional ? head_dim : (uint32_t)(head_dim * s->partial), n = dim / 2;
-    if (!n || dim % 2 || dim > head_dim) return lm_graph_fail(&b->g, LM_UNSUPPORTED, "head_dim", "%u rotary dims of %u can't be paired", dim, head_dim);
+    if (!n || dim % 2 || dim > head_dim)
+        return lm_graph_fail(&b->g, LM_UNSUPPORTED, "head_dim", "%u rotary dims of %u can't be paired", dim, head_dim);
     double *inv = lm_arena_calloc(b->g.p->arena, n, sizeof *inv);
     if (!inv) return lm_graph_fail(&b->g, LM_NOMEM, "rope", "out of memory");
     for (uint32_t i = 0; i < n; i++) inv[i] = 1.0 / pow(s->theta, 2.0 * i / dim);
     lm_rope r = {.n_pairs = n, .inv_freq = inv, .factor = 1.0};
     *n_rot = dim;
     bool scaled = !strcmp(s->type, "llama3") || !strcmp(s->type, "yarn");
-    if (scaled && !s->original) return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs original_max_position_embeddings", s->type);
+    if (scaled && !s->original)
+        return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs original_max_position_embeddings", s->type);
     if (!strcmp(s->type, "longrope")) return longrope(b, s, &r, inv, n);
     if (!strcmp(s->type, "llama3")) {
         if (!(s->high > s->low)) return lm_graph_fail(&b->g, LM_RANGE, "high_freq_factor", "must be above low_freq_factor");
@@ -213,7 +240,9 @@ uint32_t lm_rope_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32
     return table;
 }
 
-void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s) { b->hp.layer[l].rope = lm_rope_table(b, s, b->hp.layer[l].dk, &b->hp.layer[l].n_rot); }
+void lm_rope_layer(lm_b *b, uint32_t l, const lm_rope_spec *s) {
+    b->hp.layer[l].rope = lm_rope_table(b, s, b->hp.layer[l].dk, &b->hp.layer[l].n_rot);
+}
 
 lm_rope_spec lm_rope_all(lm_b *b, double theta, double partial) {
     lm_rope_spec s = lm_rope_read(b, NULL, theta, partial);

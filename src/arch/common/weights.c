@@ -27,9 +27,11 @@ static const lm_name common_names[] = {
     {"moe.down", "model.layers.{l}.mlp.experts.{e}.down_proj", "blk.{l}.ffn_down_exps"},
     {"moe.gate_up", "model.layers.{l}.mlp.experts.gate_up_proj", "blk.{l}.ffn_gate_up_exps"},
     {"moe.down_all", "model.layers.{l}.mlp.experts.down_proj", NULL},
-    {"moe.shared.gate", "model.layers.{l}.mlp.shared_experts.gate_proj|model.layers.{l}.mlp.shared_expert.gate_proj", "blk.{l}.ffn_gate_shexp"},
+    {"moe.shared.gate", "model.layers.{l}.mlp.shared_experts.gate_proj|model.layers.{l}.mlp.shared_expert.gate_proj",
+     "blk.{l}.ffn_gate_shexp"},
     {"moe.shared.up", "model.layers.{l}.mlp.shared_experts.up_proj|model.layers.{l}.mlp.shared_expert.up_proj", "blk.{l}.ffn_up_shexp"},
-    {"moe.shared.down", "model.layers.{l}.mlp.shared_experts.down_proj|model.layers.{l}.mlp.shared_expert.down_proj", "blk.{l}.ffn_down_shexp"},
+    {"moe.shared.down", "model.layers.{l}.mlp.shared_experts.down_proj|model.layers.{l}.mlp.shared_expert.down_proj",
+     "blk.{l}.ffn_down_shexp"},
     {"moe.shared.router", "model.layers.{l}.mlp.shared_expert_gate", "blk.{l}.ffn_gate_inp_shexp"},
     {NULL, NULL, NULL},
 };
@@ -55,9 +57,12 @@ static void expand(lm_b *b, const char *spelling, size_t len, uint32_t e, const 
         PUT("language_model.");
     }
     for (size_t i = 0; i < len && at < n;) {
-        if (!strncmp(spelling + i, "{l}", 3)) PUT("%u", b->l), i += 3;
-        else if (!strncmp(spelling + i, "{e}", 3)) PUT("%u", e), i += 3;
-        else PUT("%c", spelling[i]), i++;
+        if (!strncmp(spelling + i, "{l}", 3))
+            PUT("%u", b->l), i += 3;
+        else if (!strncmp(spelling + i, "{e}", 3))
+            PUT("%u", e), i += 3;
+        else
+            PUT("%c", spelling[i]), i++;
     }
     PUT("%s", suffix);
 #undef PUT
@@ -126,7 +131,8 @@ static const lm_tensor *need(lm_b *b, const char *role, uint32_t e, const char *
         return NULL;
     }
     if (is_integer(t->type)) {
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name, "is stored as plain integers (%s), which no weight is; quantized weights need their scales", t->type->name);
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name,
+                      "is stored as plain integers (%s), which no weight is; quantized weights need their scales", t->type->name);
         return NULL;
     }
     return consume(b, t);
@@ -150,7 +156,14 @@ static bool want_shape(lm_b *b, const lm_tensor *t, uint32_t rank, const uint64_
 
 /* ---- matrices ------------------------------------------------------------------------------------------------------------------*/
 static void set_segment(lm_segment *s, const lm_tensor *t, uint64_t first, uint64_t rows, lm_part p) {
-    *s = (lm_segment){.t = t, .first = first, .count = rows, .base = p.base, .group = p.group ? p.group : rows, .group_stride = p.group_stride, .step = p.step ? p.step : 1, .rope_dim = p.rope_dim};
+    *s = (lm_segment){.t = t,
+                      .first = first,
+                      .count = rows,
+                      .base = p.base,
+                      .group = p.group ? p.group : rows,
+                      .group_stride = p.group_stride,
+                      .step = p.step ? p.step : 1,
+                      .rope_dim = p.rope_dim};
 }
 
 static lm_segment *one_segment(lm_b *b, const lm_tensor *t, uint64_t rows, lm_part p) {
@@ -170,7 +183,8 @@ uint32_t lm_mat_parts(lm_b *b, const char *role, uint64_t total, uint64_t cols, 
     if (!s) return lm_graph_fail(&b->g, LM_NOMEM, t->name, "out of memory reading the model");
     uint64_t rows = 0;
     for (uint32_t i = 0; i < n; rows += count[i++]) set_segment(&s[i], t, rows, count[i], part[i]);
-    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = n, .seg = s});
+    uint32_t w = lm_graph_weight(
+        &b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = n, .seg = s});
     if (b->log) lm_log_matrix(b, role, t, NULL, 1, false, total, cols, w);
     return w;
 }
@@ -203,7 +217,8 @@ uint32_t lm_mat_of_stack(lm_b *b, const char *role, uint32_t n, uint32_t i, uint
     if (!t || !want_shape(b, t, apart ? 2 : 3, apart ? shape + 1 : shape)) return LM_NONE;
     lm_segment *s = one_segment(b, t, rows, (lm_part){.base = apart ? 0 : i * rows});
     if (!s) return LM_NONE;
-    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(
+        &b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
     if (b->log && i == 0) log_stack(b, role, n, rows, cols, t, apart, w);
     return w;
 }
@@ -224,11 +239,13 @@ uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uin
             each[e] = need(b, role, e, ".weight");
             if (!each[e] || !want_shape(b, each[e], 2, (const uint64_t[]){total, cols})) return LM_NONE;
             if (each[e]->type != t->type)
-                return lm_graph_fail(&b->g, LM_UNSUPPORTED, each[e]->name, "is %s while expert 0's is %s: one type per layer is needed", each[e]->type->name, t->type->name);
+                return lm_graph_fail(&b->g, LM_UNSUPPORTED, each[e]->name, "is %s while expert 0's is %s: one type per layer is needed",
+                                     each[e]->type->name, t->type->name);
         }
         s->per_mat = each;
     }
-    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = n, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(
+        &b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = n, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
     if (b->log) lm_log_matrix(b, role, t, s->per_mat, n, true, total, cols, w);
     return w;
 }
@@ -236,7 +253,8 @@ uint32_t lm_mat_stack(lm_b *b, const char *role, uint32_t n, uint64_t total, uin
 uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t cols) {
     const lm_tensor *t = need(b, role, 0, ".weight");
     if (!t || !want_shape(b, t, 2, (const uint64_t[]){cols, rows})) return LM_NONE;
-    if (t->type->block != 1) return lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name, "is stored transposed in a block type (%s)", t->type->name);
+    if (t->type->block != 1)
+        return lm_graph_fail(&b->g, LM_UNSUPPORTED, t->name, "is stored transposed in a block type (%s)", t->type->name);
     size_t e = t->type->bytes;
     uint8_t *data = lm_arena_calloc(b->g.p->arena, rows * cols, e), *scratch = lm_arena_calloc(b->g.p->arena, rows, e);
     lm_tensor *own = lm_arena_alloc(b->g.p->arena, sizeof *own);
@@ -253,7 +271,8 @@ uint32_t lm_mat_transposed(lm_b *b, const char *role, uint64_t rows, uint64_t co
     own->file = UINT32_MAX;
     lm_segment *s = one_segment(b, own, rows, (lm_part){0});
     if (!s) return LM_NONE;
-    uint32_t w = lm_graph_weight(&b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
+    uint32_t w = lm_graph_weight(
+        &b->g, &(lm_weight){.name = t->name, .type = t->type, .n_mat = 1, .rows = rows, .cols = cols, .n_seg = 1, .seg = s});
     if (b->log) lm_log_matrix(b, role, own, NULL, 1, false, rows, cols, w);
     return w;
 }
@@ -270,7 +289,8 @@ static double *decode_all(lm_b *b, const lm_tensor *t, uint64_t n) {
     return v;
 }
 
-uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t total, uint64_t count, lm_part p, bool optional) {
+uint32_t lm_vec_part(lm_b *b, const char *role, const char *suffix, uint32_t n_mat, uint64_t total, uint64_t count, lm_part p,
+                     bool optional) {
     if (!lm_graph_ok(&b->g)) return LM_NONE;
     if (optional && !lookup(b, role, 0, suffix, NULL, 0)) return LM_NONE;
     const lm_tensor *t = need(b, role, 0, suffix);
