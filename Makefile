@@ -6,6 +6,7 @@ OPT     ?= -O3
 WERROR  ?= $(if $(CI),-Werror,)
 PREFIX  ?= /usr/local
 JOBS    ?= $(shell nproc)
+CACHE   := $(or $(LEMMA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lemma)
 
 VERSION := 0.1.0
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
@@ -18,14 +19,12 @@ CFLAGS  += -std=c17 -D_GNU_SOURCE $(OPT) -g -Wall -Wextra -Wshadow -Wstrict-prot
 LDLIBS  += -ljansson -lpcre2-8 -lutf8proc -lm
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -mf16c
-ISA_neon   :=
 
 ALL_SRC := $(sort $(shell find src -name '*.c'))
-ifeq ($(ARCH),x86_64)
-SRC := $(filter-out src/kernels/neon/%,$(ALL_SRC))
-else
-SRC := $(filter-out src/kernels/avx2/% src/kernels/avx512/%,$(ALL_SRC))
-endif
+FOREIGN_x86_64  := src/kernels/neon/%
+FOREIGN_aarch64 := src/kernels/avx2/% src/kernels/avx512/%
+FOREIGN_arm64   := $(FOREIGN_aarch64)
+SRC := $(filter-out $(or $(FOREIGN_$(ARCH)),$(FOREIGN_x86_64) $(FOREIGN_aarch64)),$(ALL_SRC))
 CLI_SRC := $(sort $(wildcard cli/*.c))
 OBJ     := $(SRC:%.c=$(B)/%.o)
 CLI_OBJ := $(CLI_SRC:%.c=$(B)/%.o)
@@ -33,7 +32,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib test test-peers unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -50,6 +49,7 @@ $(B)/src/kernels/avx2/%.o: CFLAGS += $(ISA_avx2)
 $(B)/src/kernels/avx512/%.o: CFLAGS += $(ISA_avx512)
 $(B)/src/kernels/avx2/int_avxvnni.o: CFLAGS += -mavxvnni
 $(B)/src/kernels/avx512/int_vnni.o: CFLAGS += -mavx512vnni
+$(B)/src/kernels/neon/int_dotprod.o: CFLAGS += -march=armv8.2-a+dotprod
 $(B)/%.o: %.c Makefile | $(GEN)
 	@mkdir -p $(@D)
 	@echo "CC $<"
@@ -91,12 +91,19 @@ test-peers: all
 	@$(PEERS)/bin/python -c 'import xllamacpp' 2>/dev/null || $(PEERS)/bin/pip install -q --only-binary :all: xllamacpp
 	@$(PEERS)/bin/python tools/peers/compare.py $(B)/lemma
 
+# ---- AArch64 from another machine: build-aarch64/lemma, which qemu-aarch64 -L /usr/aarch64-linux-gnu runs. On AArch64 itself `make` does. ----
+# tools/setup keeps the libraries outside the tree and outside the system's package state; they are linked statically, the C library is not.
+SYSROOT := $(CACHE)/aarch64-sysroot/usr
+aarch64:
+	@LEMMA_SYSROOT=$(SYSROOT) tools/setup --quiet cross
+	@CFLAGS="-isystem $(SYSROOT)/include -isystem $(SYSROOT)/include/aarch64-linux-gnu" LDFLAGS="-L$(SYSROOT)/lib/aarch64-linux-gnu" \
+	    $(MAKE) --no-print-directory -j$(JOBS) B=build-aarch64 CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar build-aarch64/lemma
+
 # ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
 FILE ?=
 demo: all
 	@B=$(B) tools/demo $(FILE)
 
-CACHE := $(or $(LEMMA_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/lemma)
 MODEL ?= $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 bench: all
 	@$(B)/lemma bench $(MODEL)
@@ -138,6 +145,7 @@ help:
 	@echo "make            build/lemma"
 	@echo "make test       everything (SHARED=DIR adds the tokenizers and templates kept outside the tree)"
 	@echo "make test-peers llama.cpp continues the traces from the GGUF files that lemma writes"
+	@echo "make aarch64    build-aarch64/lemma, built here for AArch64 (native there: make)"
 	@echo "make demo       fetch a real model, prove it, run it (FILE=PATH: a copy that is here already)"
 	@echo "make asan       the tests under AddressSanitizer and UBSan"
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"

@@ -21,8 +21,8 @@
  *
  * Lanes i8, i16 and mixed differ in the products with block-quantized weights only: lane_int.h has their contract and kernels.
  *
- * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/ and avx512/ build the same bodies (body/) on their own
- * sixteen-lane vectors. A level is one header of vector primitives (v16.h), so a NEON level is neon/v16.h and one table.
+ * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/, avx512/ and neon/ build the same bodies (body/) on
+ * their own sixteen-lane vectors. A level is one header of vector primitives (v16.h) and one table.
  * Buffers need no alignment; lengths need not be multiples of 16; nothing is read or written outside the stated ranges. None can fail.
  */
 #ifndef LM_KERNELS_KERNELS_H
@@ -76,7 +76,7 @@ typedef struct lm_kernels {
     void (*delta)(float *S, const float *q, const float *k, const float *v, float decay, float beta, float q_scale, uint32_t dk, uint32_t dv, float *o);
 } lm_kernels;
 
-/* "c", "avx2", "avx512"; NULL: the best this CPU has. A level that this build or CPU lacks is LM_UNSUPPORTED by name. */
+/* "c", "avx2", "avx512", "neon"; NULL: the best this CPU has. A level that this build or CPU lacks is LM_UNSUPPORTED by name. */
 lm_status lm_kernels_pick(const char *level, const lm_kernels **out, lm_error *err);
 
 /* ---- the product over packed weights (product.c) ------------------------------------------------------------------------------
@@ -113,5 +113,7 @@ void lm_sincos(double x, double *s, double *c);
 extern const lm_kernels lm_kernels_c;
 #if defined(__x86_64__)
 extern const lm_kernels lm_kernels_avx2, lm_kernels_avx512;
+#elif defined(__aarch64__)
+extern const lm_kernels lm_kernels_neon;
 #endif
 #endif

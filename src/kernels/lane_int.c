@@ -1,6 +1,10 @@
 /* The product over quantized activations: tasks, segments and the tree, for any level. The contract is in lane_int.h. */
 #include "kernels/lane_int.h"
 #include <string.h>
+#if defined(__linux__) && defined(__aarch64__)
+#include <asm/hwcap.h>
+#include <sys/auxv.h>
+#endif
 
 #define PAIR 32u          /* rows of a pair of strips */
 #define TILE_FLOATS (6u * PAIR)
@@ -10,6 +14,10 @@
 static bool has_vnni(void) { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"); }
 static bool has_avxvnni(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avxvnni"); }
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
+#elif defined(__linux__) && defined(__aarch64__)
+static bool has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+#elif defined(__aarch64__)
+static bool has_dotprod(void) { return false; } /* not asked for elsewhere */
 #endif
 static bool always(void) { return true; }
 /* best last; `level` is the least level of the float kernels that goes with it */
@@ -23,6 +31,9 @@ static const struct {
     {&lm_int_avx2, "avx2", has_avx2},
     {&lm_int_avxvnni, "avx2", has_avxvnni},
     {&lm_int_vnni, "avx512", has_vnni},
+#elif defined(__aarch64__)
+    {&lm_int_neon, "neon", always},
+    {&lm_int_dotprod, "neon", has_dotprod},
 #endif
 };
 static int rank(const char *level) { return strcmp(level, "c") == 0 ? 0 : strcmp(level, "avx512") == 0 ? 2 : 1; }

@@ -88,5 +88,8 @@ extern const lm_int_kernels lm_int_c;
 #if defined(__x86_64__)
 extern const lm_int_kernels lm_int_avx2, lm_int_avxvnni, lm_int_vnni;
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
+#elif defined(__aarch64__)
+extern const lm_int_kernels lm_int_neon, lm_int_dotprod;
+void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
 #endif
 #endif

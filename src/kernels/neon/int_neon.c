@@ -1,0 +1,79 @@
+/* Quantized activations on NEON. Products of bytes are made in 16 bits and summed in 32: no step can overflow. */
+#include "kernels/lane_int.h"
+#include "kernels/neon/v16.h"
+#include "kernels/body/maths.h"
+#include "kernels/body/int_unpack.h"
+
+#define LM_UNROLL _Pragma("GCC unroll 16")
+#define LM_DOTS_T 2
+
+/* Two rows a product; each row's four come out as two sums, joined at the end. */
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, vi *out) {
+    int32x4_t acc[LM_DOTS_T][8];
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int i = 0; i < 8; i++) acc[t][i] = vdupq_n_s32(0);
+    for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
+        int8x16_t x[LM_DOTS_T];
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            uint32_t word;
+            memcpy(&word, v + 4 * t, 4);
+            x[t] = vreinterpretq_s8_u32(vdupq_n_u32(word));
+        }
+        LM_UNROLL for (int i = 0; i < 4; i++) {
+            const int8x16_t w = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(q + 16 * i), vdupq_n_u8(128)));
+            LM_UNROLL for (int t = 0; t < T; t++) {
+                acc[t][2 * i] = vpadalq_s16(acc[t][2 * i], vmull_s8(vget_low_s8(w), vget_low_s8(x[t])));
+                acc[t][2 * i + 1] = vpadalq_s16(acc[t][2 * i + 1], vmull_high_s8(w, x[t]));
+            }
+        }
+    }
+    LM_UNROLL for (int t = 0; t < T; t++)
+        out[t] = (vi){vpaddq_s32(acc[t][0], acc[t][1]), vpaddq_s32(acc[t][2], acc[t][3]), vpaddq_s32(acc[t][4], acc[t][5]),
+                      vpaddq_s32(acc[t][6], acc[t][7])};
+}
+#include "kernels/neon/int_tile.h"
+
+/* ---- activations -----------------------------------------------------------------------------------------------------------------*/
+/* 32 small integers to bytes; their eight quads `step` bytes apart */
+LM_INLINE void put_bytes(const int16x8_t v[4], uint8_t *dst, size_t step) {
+    uint8_t byte[32];
+    vst1q_u8(byte, vreinterpretq_u8_s8(vmovn_high_s16(vmovn_s16(v[0]), v[1])));
+    vst1q_u8(byte + 16, vreinterpretq_u8_s8(vmovn_high_s16(vmovn_s16(v[2]), v[3])));
+    LM_UNROLL for (uint32_t j = 0; j < 8; j++) memcpy(dst + j * step, byte + 4 * j, 4);
+}
+LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+    const float top = lane == LM_INT_8 ? 127.0f : 32512.0f;
+    uint32x4_t most = vdupq_n_u32(0);
+    LM_UNROLL for (int i = 0; i < 8; i++) most = vmaxq_u32(most, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + 4 * i)), vdupq_n_u32(0x7fffffff)));
+    const uint32_t bits = vmaxvq_u32(most); /* in the order of magnitudes, NaN last */
+    float m;
+    memcpy(&m, &bits, sizeof m);
+    const bool finite = bits < 0x7f800000u, zero = finite && m < 0x1p-100f;
+    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    int16x8_t v[4];
+    LM_UNROLL for (int i = 0; i < 4; i++) {
+        const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i), s)), b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i + 4), s));
+        v[i] = finite ? vmovn_high_s32(vmovn_s32(a), b) : vdupq_n_s16(0);
+    }
+    uint8_t *q = dst + 16 * w + 4 * t;
+    if (lane == LM_INT_8) put_bytes(v, q, (size_t)w * 4);
+    else {
+        int16x8_t hi[4];
+        LM_UNROLL for (int i = 0; i < 4; i++) hi[i] = vrshrq_n_s16(v[i], 8); /* (v + 128) >> 8, the sum not cut to 16 bits */
+        put_bytes(hi, q, (size_t)w * 8);
+        put_bytes(v, q + 4 * w, (size_t)w * 8); /* v − 256·hi is v's low byte */
+    }
+    const int32_t first = vaddlvq_s16(v[0]) + vaddlvq_s16(v[1]), all = first + vaddlvq_s16(v[2]) + vaddlvq_s16(v[3]), c = -128 * all, ca = -128 * first;
+    const float sx = dx * (float)all;
+    memcpy(dst + 4 * t, &dx, 4);
+    memcpy(dst + 4 * (w + t), &sx, 4);
+    memcpy(dst + 4 * (2 * w + t), &c, 4);
+    memcpy(dst + 4 * (3 * w + t), &ca, 4);
+}
+void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
+        for (uint32_t t = 0; t < w; t++) {
+            if (lane == LM_INT_8) quantise_block(LM_INT_8, x[t] + k, w, t, dst);
+            else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
+        }
+}
+const lm_int_kernels lm_int_neon = {.level = "neon", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile};

@@ -1,0 +1,68 @@
+/* The integer tile on 128-bit vectors. The including file gives `dots`: with LM_DOTS_T tokens at most,
+ *   dots(T, q, v, step, n, out): out[t][0..3] = Σ over n quads of (q − 128)[16 rows][4]·v[t][4], q 128 bytes and v `step` bytes from one quad to
+ *   the next. Both sides are signed bytes here, so the tile's corrections for q + 128 (lane_int.h) serve as the sums of v only. */
+
+/* The exact integers of 16 rows and T tokens over quads [j0, j0+n) of a block. */
+LM_INLINE void block_ints(int T, lm_int_lane lane, const uint8_t *q, const uint8_t *v, uint32_t w, uint32_t j0, uint32_t n, vi *out) {
+    if (lane == LM_INT_8) {
+        dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, (size_t)w * 4, n, out);
+        return;
+    }
+    vi hi[LM_DOTS_T];
+    dots(T, q + 128 * j0, v + (size_t)j0 * w * 8, (size_t)w * 8, n, hi);
+    dots(T, q + 128 * j0, v + (size_t)j0 * w * 8 + w * 4, (size_t)w * 8, n, out);
+    LM_UNROLL for (int t = 0; t < T; t++) out[t] = i_add(out[t], i_sll(hi[t], 8));
+}
+/* x is token t0's place in the tile's first array (dx) */
+LM_INLINE void add_block(int T, lm_int_lane lane, const lm_int_plane *p, uint32_t b, uint32_t slot, const float *x, uint32_t w, uint32_t t0, vf *acc) {
+    const uint8_t *q = p->q + (size_t)b * 1024 + slot * 64, *v = (const uint8_t *)(x + 4 * w) + 4 * t0;
+    const float *d = p->scale + (size_t)b * p->halves * 32 + slot * 16, *m = p->min + (size_t)b * p->halves * 32 + slot * 16;
+    const float *dx = x + t0, *sx = x + w + t0;
+    vi i0[LM_DOTS_T], i1[LM_DOTS_T];
+    block_ints(T, lane, q, v, w, 0, p->halves == 1 ? 8 : 4, i0);
+    if (p->halves == 2) block_ints(T, lane, q, v, w, 4, 4, i1);
+    LM_UNROLL for (int t = 0; t < T; t++) {
+        vf f = v_mul(v_cvt(i0[t]), v_load(d));
+        if (p->halves == 2) f = v_fma(v_cvt(i1[t]), v_load(d + 32), f);
+        acc[t] = v_fma(f, v_set(dx[t]), acc[t]);
+        if (!p->has_min) continue;
+        if (p->halves == 1) {
+            acc[t] = v_fma(v_load(m), v_set(sx[t]), acc[t]);
+            continue;
+        }
+        int32_t all, first; /* −128 times the sums of v */
+        memcpy(&all, x + 2 * w + t0 + t, 4);
+        memcpy(&first, x + 3 * w + t0 + t, 4);
+        acc[t] = v_fma(v_load(m), v_set(dx[t] * (float)(first / -128)), acc[t]);
+        acc[t] = v_fma(v_load(m + 32), v_set(dx[t] * (float)((all - first) / -128)), acc[t]);
+    }
+}
+LM_INLINE void tile_part(int T, lm_int_lane lane, const lm_int_plane *p, uint32_t slot, const uint8_t *x, uint32_t w, uint32_t t0,
+                         const uint32_t *bound, uint32_t n_seg, float *out) {
+    const size_t step = (size_t)w * lm_int_token(lane);
+    for (uint32_t s = 0; s < n_seg; s++) {
+        vf acc[LM_DOTS_T];
+        LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
+        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
+        LM_UNROLL for (int t = 0; t < T; t++) v_store(out + ((size_t)(s * w + t0) + (uint32_t)t) * 32 + slot * 16, acc[t]);
+    }
+}
+/* Each kind of weight gets its own loop: halves and minima are constants in it. */
+LM_INLINE void tile_kind(int T, lm_int_lane lane, const lm_int_plane *w, uint32_t slot, const uint8_t *x, uint32_t n_t, uint32_t t0,
+                         const uint32_t *bound, uint32_t n_seg, float *out) {
+    if (w->halves == 1 && !w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, bound, n_seg, out);
+    else if (w->halves == 1) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, bound, n_seg, out);
+    else if (!w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, bound, n_seg, out);
+    else tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, bound, n_seg, out);
+}
+static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+    for (uint32_t slot = 0; slot < 2; slot++)
+        for (uint32_t t = 0; t < n_t;) {
+            const bool two = n_t - t >= LM_DOTS_T;
+            if (two && lane == LM_INT_8) tile_kind(LM_DOTS_T, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out);
+            else if (two) tile_kind(LM_DOTS_T, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
+            else if (lane == LM_INT_8) tile_kind(1, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out);
+            else tile_kind(1, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
+            t += two ? LM_DOTS_T : 1;
+        }
+}
