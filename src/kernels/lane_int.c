@@ -132,10 +132,14 @@ static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n
 
 static void run_direct(const lm_int_product *p, uint32_t i, const segments *g, float *out) {
     const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
-    for (uint32_t s = s0; s < s1; s++) {
-        p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), p->xq, p->n_t, g->bound, g->n, out);
-        put(p, s, 0, p->n_t, sum_segments(g, out, (size_t)p->n_t * 16), 16);
-    }
+    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
+    for (uint32_t s = s0; s < s1; s++)
+        for (uint32_t j = 0; j < tiles; j++) {
+            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+            const uint8_t *x = (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
+            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), x, n_t, g->bound, g->n, out);
+            put(p, s, t0, n_t, sum_segments(g, out, (size_t)n_t * 16), 16);
+        }
 }
 
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {

@@ -20,7 +20,7 @@
 typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16 } lm_int_lane;
 
 #define LM_INT_BLK 32u
-#define LM_INT_GEMV 4u      /* up to so many tokens may go straight from the packed form */
+#define LM_INT_GEMV 8u      /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
 #define LM_INT_GROUP 44u    /* tiles that a task takes at a time */
 
@@ -45,7 +45,7 @@ typedef struct lm_int_plane {
 
 /* Fills slot 0 or 1 of a plane from a strip's n blocks. */
 typedef void (*lm_int_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *out);
-/* out[t][16] for each segment [bound[s], bound[s+1]) of blocks, one after another: n_t ≤ LM_INT_GEMV tokens (one tile) by one packed strip */
+/* out[t][16] for each segment [bound[s], bound[s+1]) of blocks, one after another: a tile of n_t tokens by one packed strip */
 typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out);
 
 typedef struct lm_int_kernels {

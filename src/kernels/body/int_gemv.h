@@ -1,4 +1,4 @@
-/* One packed strip by up to four quantized tokens, decoded in registers. The including file gives
+/* One packed strip by a tile of quantized tokens, decoded in registers. The including file gives
  *   i_dp(acc, u, x): acc[r] + Σ u[r][i]·x[i] over four bytes, u unsigned, x signed and the same for all 16 rows;
  *   LM_DP_WIDE: whether u may pass 63.
  * A type is a `place` (where block b's lines stand), a `quad` (line j as unsigned bytes) and its scales. The 128 (or 8, or 32) that an unsigned q
@@ -79,9 +79,9 @@ LM_INLINE int32_t word_at(const uint8_t *p, uint32_t i) {
 LM_INLINE float float_at(const uint8_t *p, uint32_t i) { return lm_f32_from_bits((uint32_t)word_at(p, i)); }
 
 /* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile. Each line is decoded once for all tokens and both bytes of i16. */
-LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[4], const uint8_t *x, vf f[4]) {
+LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[6], const uint8_t *x, vf f[6]) {
     const uint8_t *v = x + 16 * T;
-    vi lo[4], hi[4];
+    vi lo[6], hi[6];
     LM_UNROLL for (int t = 0; t < T; t++) lo[t] = i_set(c[t]), hi[t] = i_set(0);
     LM_UNROLL for (uint32_t j = j0; j < j1; j++) {
         const vi u = quad(p, j);
@@ -92,18 +92,21 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
     }
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
 }
-/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales a block. */
-LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, int T, int P,
+/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block.
+ * Weights stream from memory in an order that the hardware does not always foresee (high bits stand apart): they are asked for ahead. */
+#define LM_INT_AHEAD 8192
+LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes, int T, int P,
                           const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
     const size_t step = (size_t)T * (P == 1 ? 48 : 80);
     for (uint32_t s = 0; s < n_seg; s++, out += 16 * T) {
-        vf acc[4];
+        vf acc[6];
         LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
         for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
+            for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(strip + (size_t)b * bytes + LM_INT_AHEAD + i);
             const uint8_t *xb = x + b * step;
-            int32_t c[2][4];
-            vf f[4];
+            int32_t c[2][6];
+            vf f[6];
             LM_UNROLL for (uint32_t t = 0; t < (uint32_t)T; t++) {
                 const int32_t all = word_at(xb, 2 * (uint32_t)T + t) / 128 * off;
                 c[0][t] = H == 1 ? all : word_at(xb, 3 * (uint32_t)T + t) / 128 * off;
@@ -113,7 +116,7 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
             const vf d = scale(&p, b, 0);
             LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_mul(f[t], d);
             if (H == 2) {
-                vf g[4];
+                vf g[6];
                 gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, g);
                 const vf e = scale(&p, b, 1);
                 LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_fma(g[t], e, f[t]);
@@ -126,28 +129,33 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
         LM_UNROLL for (int t = 0; t < T; t++) v_store(out + 16 * t, acc[t]);
     }
 }
-#define LM_INT_GEMV_CASE(T, PLACE, QUAD, SCALE, MIN, OFF, H) \
-    case T: \
-        if (lane == LM_INT_8) gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, T, 1, strip, x, bound, n_seg, out); \
-        else gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, T, 2, strip, x, bound, n_seg, out); \
-        break;
-#define LM_INT_GEMV_TYPE(NAME, PLACE, QUAD, SCALE, MIN, OFF, H) \
+#define LM_INT_GEMV_8(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+    case T: gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 1, strip, x, bound, n_seg, out); break;
+#define LM_INT_GEMV_16(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+    case 8 + T: gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 2, strip, x, bound, n_seg, out); break;
+#define LM_INT_GEMV_TYPE(NAME, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
     static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) { \
-        switch (n_t) { \
-            LM_INT_GEMV_CASE(1, PLACE, QUAD, SCALE, MIN, OFF, H) \
-            LM_INT_GEMV_CASE(2, PLACE, QUAD, SCALE, MIN, OFF, H) \
-            LM_INT_GEMV_CASE(3, PLACE, QUAD, SCALE, MIN, OFF, H) \
-            LM_INT_GEMV_CASE(4, PLACE, QUAD, SCALE, MIN, OFF, H) \
+        switch (lane == LM_INT_8 ? n_t : 8 + n_t) { \
+            LM_INT_GEMV_8(1, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_8(2, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_8(3, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_8(4, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_8(5, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_8(6, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(1, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(2, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(3, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(4, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
         default: break; \
         } \
     }
-LM_INT_GEMV_TYPE(q4_0, place_q4_0, quad_q4, half_scale, NULL, 8, 1)
-LM_INT_GEMV_TYPE(q4_1, place_q4_1, quad_q4, half_scale, min_q4_1, 0, 1)
-LM_INT_GEMV_TYPE(q4_k, place_q4_k, quad_q4_k, scale_k45, min_k45, 0, 1)
-LM_INT_GEMV_TYPE(q5_k, place_q5_k, quad_q5_k, scale_k45, min_k45, 0, 1)
-LM_INT_GEMV_TYPE(q6_k, place_q6_k, quad_q6_k, scale_q6_k, NULL, 32, 2)
+LM_INT_GEMV_TYPE(q4_0, place_q4_0, quad_q4, half_scale, NULL, 8, 1, 288)
+LM_INT_GEMV_TYPE(q4_1, place_q4_1, quad_q4, half_scale, min_q4_1, 0, 1, 320)
+LM_INT_GEMV_TYPE(q4_k, place_q4_k, quad_q4_k, scale_k45, min_k45, 0, 1, 296)
+LM_INT_GEMV_TYPE(q5_k, place_q5_k, quad_q5_k, scale_k45, min_k45, 0, 1, 360)
+LM_INT_GEMV_TYPE(q6_k, place_q6_k, quad_q6_k, scale_q6_k, NULL, 32, 2, 424)
 #if LM_DP_WIDE
-LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1)
+LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1, 544)
 #define LM_INT_GEMV_Q8 int_gemv_q8_0
 #else
 #define LM_INT_GEMV_Q8 NULL

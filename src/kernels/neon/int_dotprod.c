@@ -1,5 +1,6 @@
 /* Quantized activations on NEON with the dot-product extension (ARMv8.2): four products and their sum in one instruction. */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/neon/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"
@@ -22,4 +23,13 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint
 }
 #include "kernels/neon/int_tile.h"
 
-const lm_int_kernels lm_int_dotprod = {.level = "dotprod", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile};
+#define LM_DP_WIDE 0
+LM_INLINE vi i_dp(vi acc, vi u, int32_t word) {
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(word));
+#define DP(s, b) vdotq_s32(s, vreinterpretq_s8_s32(b), x)
+    return LM_Q2(vi, DP, acc, u);
+#undef DP
+}
+#include "kernels/body/int_gemv.h"
+
+const lm_int_kernels lm_int_dotprod = {.level = "dotprod", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

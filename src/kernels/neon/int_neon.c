@@ -1,5 +1,6 @@
 /* Quantized activations on NEON. Products of bytes are made in 16 bits and summed in 32: no step can overflow. */
 #include "kernels/lane_int.h"
+#include "base/smallfloat.h"
 #include "kernels/neon/v16.h"
 #include "kernels/body/maths.h"
 #include "kernels/body/int_unpack.h"
@@ -31,6 +32,17 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint
                       vpaddq_s32(acc[t][6], acc[t][7])};
 }
 #include "kernels/neon/int_tile.h"
+
+#define LM_DP_WIDE 0 /* two products of 63 and 128 still fit 16 bits */
+LM_INLINE vi i_dp(vi acc, vi u, int32_t word) {
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(word));
+#define PRODUCTS(b) vpaddq_s16(vmull_s8(vget_low_s8(b), vget_low_s8(x)), vmull_high_s8(b, x))
+#define DP(s, b) vpadalq_s16(s, PRODUCTS(vreinterpretq_s8_s32(b)))
+    return LM_Q2(vi, DP, acc, u);
+#undef DP
+#undef PRODUCTS
+}
+#include "kernels/body/int_gemv.h"
 
 /* ---- activations -----------------------------------------------------------------------------------------------------------------*/
 /* 32 small integers to bytes; their eight quads `step` bytes apart */
@@ -76,4 +88,4 @@ void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, u
             else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
         }
 }
-const lm_int_kernels lm_int_neon = {.level = "neon", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile};
+const lm_int_kernels lm_int_neon = {.level = "neon", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};
