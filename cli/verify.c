@@ -1,6 +1,6 @@
 /* lemma verify: the gates, as a table of claims or as JSON. */
-#include "lemma/verify.h"
-#include "cli.h"
+#include "verify.h"
+#include <stdlib.h>
 #include <string.h>
 
 static void print_subject(void *unused, const char *subject) {
@@ -44,39 +44,76 @@ static int report(const lm_ledger *l, bool json) {
     return rc;
 }
 
+static int judge_one(const char *model, lm_verify_options *o, bool json) {
+    lm_ledger *l = NULL;
+    lm_error err = {0};
+    if (!json) {
+        o->subject = print_subject;
+        o->claim = print_claim;
+    }
+    if (lm_verify(model, o, &l, &err) != LM_OK) return lm_cli_error("verify", &err);
+    lm_cli_progress_end();
+    int rc = report(l, json);
+    lm_ledger_free(l);
+    return rc;
+}
+
+typedef struct form { /* what says which form of the verb is meant */
+    bool all, markdown, json;
+    const char *models;
+    lm_cli_ids ids, expect;
+    uint32_t topk;
+} form;
+
+static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o) {
+    bool listed = f->ids.n || f->expect.n;
+    if (f->markdown && f->json) return lm_cli_usage("verify", "--markdown and --json: give one of them");
+    if (f->all && (listed || o->converted)) return lm_cli_usage("verify", "--all goes with neither --ids, --expect nor --converted");
+    if (!f->all && (f->markdown || f->models)) return lm_cli_usage("verify", "%s goes with --all", f->markdown ? "--markdown" : "--models");
+    if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
+    if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
+    uint32_t most = f->all ? LM_CLI_MAX_ARGS : listed ? 1 : 2;
+    if (args->n > most)
+        return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most], listed ? "one MODEL" : "MODEL [TRACE]");
+    lm_cli_catch_interrupts();
+    if (f->all) return lm_cli_verify_all(args, f->models, o, f->markdown ? LM_CLI_MARKDOWN : f->json ? LM_CLI_JSON : LM_CLI_TEXT);
+    if (listed) return lm_cli_verify_ids(args->s[0], &o->run, &f->ids, &f->expect, f->topk, f->json);
+    o->trace = args->n > 1 ? args->s[1] : NULL;
+    return judge_one(args->s[0], o, f->json);
+}
+
 int lm_cli_verify(int argc, char **argv) {
     lm_verify_options o = {0};
     const char *determinism = "quick";
-    bool json = false;
+    form f = {0};
     lm_cli_args args;
     const lm_cli_opt opts[] = {
         LM_CLI_MODEL_OPTS(&o.run),
         {"--chunk", 0, LM_CLI_U32, &o.run.chunk, "N", "rows at a time (default: a good size)", 1, 1 << 20},
         {"--determinism", 0, LM_CLI_STR, &determinism, "HOW", "quick: one axis at a time (default); full: the grid too; off"},
-        LM_CLI_JSON_OPT(&json),
+        {"--converted", 0, LM_CLI_FLAG, &o.converted, NULL, "MODEL was converted from TRACE's weights: the binding is OPEN, not REFUTED"},
+        {"--all", 0, LM_CLI_FLAG, &f.all, NULL, "every model below the folders, on cpu and f64 unless --backend says one"},
+        {"--models", 0, LM_CLI_STR, &f.models, "DIR", "--all: where models that a traces.txt names are looked for, too"},
+        {"--markdown", 0, LM_CLI_FLAG, &f.markdown, NULL, "--all: a Markdown table on stdout"},
+        {"--ids", 0, LM_CLI_IDS, &f.ids, "LIST", "the prompt's token ids: 1,2,3"},
+        {"--expect", 0, LM_CLI_IDS, &f.expect, "LIST", "what the bare arg-max run after --ids must give"},
+        {"--topk", 0, LM_CLI_U32, &f.topk, "N", "--expect: the N best at each step (default 0)", 0, 1000},
+        LM_CLI_JSON_OPT(&f.json),
         {NULL},
     };
     int rc = lm_cli_parse(
         "verify",
-        "MODEL [TRACE]\n\nJudges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
-        "PROVEN, OPEN or REFUTED. The last line counts them. Exit status: 0 something was measured and nothing is refuted,\n"
-        "1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
-        opts, 1, 2, argc, argv, &args);
+        "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n\n"
+        "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
+        "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
+        "continuation against a list. The last line counts the claims. Exit status: 0 something was measured and nothing is\n"
+        "refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
+        opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
-    if (rc != LM_CLI_GO) return rc;
-    if (args.n > 1) o.trace = args.s[1];
     o.run.progress = lm_cli_progress;
     o.run.interrupted = lm_cli_interrupted;
-    if (!json) {
-        o.subject = print_subject;
-        o.claim = print_claim;
-    }
-    lm_cli_catch_interrupts();
-    lm_ledger *l = NULL;
-    lm_error err = {0};
-    if (lm_verify(args.s[0], &o, &l, &err) != LM_OK) return lm_cli_error("verify", &err);
-    lm_cli_progress_end();
-    rc = report(l, json);
-    lm_ledger_free(l);
+    if (rc == LM_CLI_GO) rc = run_form(&f, &args, &o);
+    free(f.ids.id);
+    free(f.expect.id);
     return rc;
 }

@@ -14,15 +14,14 @@ bool lm_judge_progress(const lm_judge *j, const char *what, uint64_t done, uint6
 
 lm_status lm_judge_claim(lm_judge *j, const lm_trace_case *c, const char *section, lm_verdict v, const char *what, const char *bound,
                          const char *measured, const char *note, lm_error *err) {
-    lm_claim claim = {.verdict = v,
-                      .gate = measured && *measured,
-                      .section = section,
-                      .name = lm_say(j->l, "c%u %s", c->k, what),
-                      .bound = bound,
-                      .measured = measured,
-                      .witness = j->trace_path,
-                      .sha256 = j->t->sha256,
-                      .note = note};
+    return lm_judge_add(j, c, what, (lm_claim){.verdict = v, .section = section, .bound = bound, .measured = measured, .note = note}, err);
+}
+
+lm_status lm_judge_add(lm_judge *j, const lm_trace_case *c, const char *what, lm_claim claim, lm_error *err) {
+    claim.gate = claim.measured && *claim.measured;
+    claim.name = lm_say(j->l, "c%u %s", c->k, what);
+    claim.witness = j->trace_path;
+    claim.sha256 = j->t->sha256;
     return lm_ledger_add(j->l, &claim, err);
 }
 
@@ -73,7 +72,12 @@ static void take_logprobs(lm_forward *f, uint32_t position) {
 static bool on_logits(void *ctx, const lm_rows *rows) {
     lm_forward *f = ctx;
     lm_judge *j = f->j;
-    lm_sha256_update(&f->hash, rows->data, (size_t)rows->n * rows->width * (rows->is_f64 ? sizeof(double) : sizeof(float)));
+    size_t bytes = (size_t)rows->n * rows->width * (rows->is_f64 ? sizeof(double) : sizeof(float));
+    lm_sha256_update(&f->hash, rows->data, bytes);
+    if (!f->again) {
+        lm_sha256_update(&j->logits, rows->data, bytes);
+        j->any_logits = true;
+    }
     for (uint32_t i = 0; i < rows->n; i++) {
         uint32_t p = rows->row[i], vocab = rows->width;
         if (p >= f->c->n || vocab != j->e->program->vocab) return !(f->stray = true);
@@ -159,13 +163,16 @@ static lm_status claim_hidden(const lm_forward *f, lm_error *err) {
     double bound = j->f64 ? 0.999999 : 0.9999;
     bool ok = w->value >= bound;
     const char *where = lm_trace_hidden_name(j->t, w->at, buf);
-    return lm_judge_claim(
-        j, f->c, "G1", ok ? LM_PROVEN : LM_REFUTED, "hidden cosine", lm_say(j->l, ">= %g", bound),
-        lm_say(j->l, "%s at %s, position %u (%u states)", lm_say_cosine(j->l, w->value), where, w->position, f->c->n_hidden),
-        ok                ? NULL
-        : isnan(w->value) ? "a value that is not finite"
-                          : "the least cosine is the counterexample",
-        err);
+    lm_claim claim = {
+        .verdict = ok ? LM_PROVEN : LM_REFUTED,
+        .section = "G1",
+        .bound = lm_say(j->l, ">= %g", bound),
+        .measured = lm_say(j->l, "%s at %s, position %u (%u states)", lm_say_cosine(j->l, w->value), where, w->position, f->c->n_hidden),
+        .measure = LM_MEASURE_COSINE,
+        .value = w->value,
+        .limit = bound};
+    if (!ok) claim.note = isnan(w->value) ? "a value that is not finite" : "the least cosine is the counterexample";
+    return lm_judge_add(j, f->c, "hidden cosine", claim, err);
 }
 
 static lm_status claim_argmax(const lm_forward *f, lm_error *err) {
@@ -185,8 +192,15 @@ static lm_status claim_diff(const lm_forward *f, const lm_worst *w, const char *
     lm_judge *j = f->j;
     bool ok = w->value <= bound;
     const char *where = lm_say(j->l, "position %u, id %u: ours %.9g, the trace's %.9g", w->position, w->at, w->ours, w->ref);
-    return lm_judge_claim(j, f->c, "G1", ok ? LM_PROVEN : LM_REFUTED, what, lm_say(j->l, "<= %.3g (%s)", bound, scope),
-                          lm_say(j->l, "%.3g at position %u, id %u", w->value, w->position, w->at), ok ? NULL : where, err);
+    lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
+                      .section = "G1",
+                      .bound = lm_say(j->l, "<= %.3g (%s)", bound, scope),
+                      .measured = lm_say(j->l, "%.3g at position %u, id %u", w->value, w->position, w->at),
+                      .note = ok ? NULL : where,
+                      .measure = LM_MEASURE_DIFFERENCE,
+                      .value = w->value,
+                      .limit = bound};
+    return lm_judge_add(j, f->c, what, claim, err);
 }
 
 static lm_status claim_finite(const lm_forward *f, lm_error *err) {

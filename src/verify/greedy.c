@@ -129,9 +129,15 @@ lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *secti
                               lm_say(j->l, "%u of %u equal", c->n_greedy, c->n_greedy), NULL, err));
     if (!c->greedy_logits) return LM_OK;
     double bound = lm_logit_bound(j->t);
-    return lm_judge_claim(j, c, section, worst <= bound ? LM_PROVEN : LM_REFUTED, "max |dlogit|, greedy", lm_say(j->l, "<= %.3g", bound),
-                          lm_say(j->l, "%.3g at step %u, id %u", worst, worst_step, worst_id),
-                          flipped ? "up to the step where the continuations part" : NULL, err);
+    lm_claim claim = {.verdict = worst <= bound ? LM_PROVEN : LM_REFUTED,
+                      .section = section,
+                      .bound = lm_say(j->l, "<= %.3g", bound),
+                      .measured = lm_say(j->l, "%.3g at step %u, id %u", worst, worst_step, worst_id),
+                      .note = flipped ? "up to the step where the continuations part" : NULL,
+                      .measure = LM_MEASURE_DIFFERENCE,
+                      .value = worst,
+                      .limit = bound};
+    return lm_judge_add(j, c, "max |dlogit|, greedy", claim, err);
 }
 
 /* ---- through the cache, against no cache

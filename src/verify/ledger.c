@@ -1,5 +1,6 @@
 /* The ledger: claims in the order in which they were settled, their strings in one arena. */
 #include "verify/verify.h"
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -16,7 +17,7 @@ lm_status lm_ledger_create(lm_ledger **out, lm_error *err) {
         lm_free(l);
         return lm_fail_nomem(err, "the ledger", sizeof *l);
     }
-    l->subject = "";
+    l->subject = l->arch = l->backend = l->lane = l->trace_sha256 = l->logits_sha256 = "";
     *out = l;
     return LM_OK;
 }
@@ -70,6 +71,32 @@ void lm_ledger_count(const lm_ledger *l, uint32_t *proven, uint32_t *open, uint3
     *proven = n[LM_PROVEN];
     *open = n[LM_OPEN];
     *refuted = n[LM_REFUTED];
+}
+
+/* A value that is not finite is worse than any; after that, `worse` decides. */
+static void take_worst(lm_worst_value *w, const lm_claim *c, bool worse) {
+    if (w->any && (isnan(w->value) || (!worse && !isnan(c->value)))) return;
+    *w = (lm_worst_value){.any = true, .value = c->value, .limit = c->limit};
+}
+
+lm_summary lm_ledger_summary(const lm_ledger *l) {
+    lm_summary s = {.verdict = lm_ledger_exit_code(l) == 1   ? LM_REFUTED
+                               : lm_ledger_exit_code(l) == 0 ? LM_PROVEN
+                                                             : LM_OPEN,
+                    .arch = l->arch,
+                    .backend = l->backend,
+                    .lane = l->lane,
+                    .trace_sha256 = l->trace_sha256,
+                    .logits_sha256 = l->logits_sha256,
+                    .portable = l->portable};
+    for (uint32_t i = 0; i < l->n; i++) {
+        const lm_claim *c = &l->claim[i];
+        lm_worst_value *d = &s.difference;
+        if (c->measure == LM_MEASURE_COSINE) take_worst(&s.cosine, c, c->value < s.cosine.value);
+        if (c->measure == LM_MEASURE_AGREEMENT) take_worst(&s.agreement, c, c->value < s.agreement.value);
+        if (c->measure == LM_MEASURE_DIFFERENCE) take_worst(d, c, c->value * d->limit > d->value * c->limit);
+    }
+    return s;
 }
 
 int lm_ledger_exit_code(const lm_ledger *l) {

@@ -1,6 +1,7 @@
 /* The ledger as text and as JSON. The text names a witness by its last name and twelve digits of its hash; the JSON has both whole. */
 #include "verify/verify.h"
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,10 +23,12 @@ char *lm_claim_text(const lm_claim *c) {
 
 void lm_text_free(char *text) { lm_free(text); }
 
+static json_t *number(const lm_claim *c, double v) { return c->measure != LM_MEASURE_NONE && isfinite(v) ? json_real(v) : json_null(); }
+
 static json_t *claim_json(const lm_claim *c) {
-    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s}", "verdict", lm_verdict_name(c->verdict), "section", c->section,
+    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:o, s:o}", "verdict", lm_verdict_name(c->verdict), "section", c->section,
                      "claim", c->name, "gate", c->gate, "bound", c->bound, "measured", c->measured, "witness", c->witness, "sha256",
-                     c->sha256, "note", c->note);
+                     c->sha256, "note", c->note, "value", number(c, c->value), "limit", number(c, c->limit));
 }
 
 char *lm_ledger_json(const lm_ledger *l) {

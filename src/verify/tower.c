@@ -24,11 +24,23 @@ static lm_status claim_top1(const lm_forward *f, lm_error *err) {
         f->flips ? lm_say(j->l, "first at position %u: we choose %d, the trace %u", f->flip_position, (int32_t)f->flip_ours, f->flip_ref)
                  : NULL;
     bool ok = share >= g->top1_min && !f->not_finite;
-    LM_TRY(lm_judge_claim(j, c, "G2", ok ? LM_PROVEN : LM_REFUTED, "top-1 over all positions", lm_say(j->l, ">= %g", g->top1_min),
-                          lm_say(j->l, "%.4f (%u of %u)", share, c->n - f->flips, c->n), first, err));
+    lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
+                      .section = "G2",
+                      .bound = lm_say(j->l, ">= %g", g->top1_min),
+                      .measured = lm_say(j->l, "%.4f (%u of %u)", share, c->n - f->flips, c->n),
+                      .note = first,
+                      .measure = LM_MEASURE_AGREEMENT,
+                      .value = share,
+                      .limit = g->top1_min};
+    LM_TRY(lm_judge_add(j, c, "top-1 over all positions", claim, err));
     ok = least >= g->top1_quarter_min && !f->not_finite;
-    return lm_judge_claim(j, c, "G2", ok ? LM_PROVEN : LM_REFUTED, "top-1 in the worst quarter", lm_say(j->l, ">= %g", g->top1_quarter_min),
-                          lm_say(j->l, "%.4f (from position %u)", least, worst * f->quarter), NULL, err);
+    claim.verdict = ok ? LM_PROVEN : LM_REFUTED;
+    claim.bound = lm_say(j->l, ">= %g", g->top1_quarter_min);
+    claim.measured = lm_say(j->l, "%.4f (from position %u)", least, worst * f->quarter);
+    claim.note = NULL;
+    claim.value = least;
+    claim.limit = g->top1_quarter_min;
+    return lm_judge_add(j, c, "top-1 in the worst quarter", claim, err);
 }
 
 static lm_status claim_case(const lm_forward *f, lm_error *err) {
@@ -39,8 +51,15 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
     LM_TRY(claim_top1(f, err));
     bool ok = w->value <= c->gate.max_dlogprob;
     const char *where = lm_say(j->l, "position %u, id %u: ours %.9g, the trace's %.9g", w->position, w->at, w->ours, w->ref);
-    LM_TRY(lm_judge_claim(j, c, "G2", ok ? LM_PROVEN : LM_REFUTED, "max |dlogprob|, top ids", lm_say(j->l, "<= %g", c->gate.max_dlogprob),
-                          lm_say(j->l, "%.4g at position %u, id %u", w->value, w->position, w->at), ok ? NULL : where, err));
+    lm_claim diff = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
+                     .section = "G2",
+                     .bound = lm_say(j->l, "<= %g", c->gate.max_dlogprob),
+                     .measured = lm_say(j->l, "%.4g at position %u, id %u", w->value, w->position, w->at),
+                     .note = ok ? NULL : where,
+                     .measure = LM_MEASURE_DIFFERENCE,
+                     .value = w->value,
+                     .limit = c->gate.max_dlogprob};
+    LM_TRY(lm_judge_add(j, c, "max |dlogprob|, top ids", diff, err));
     if (!f->cosine.any) return LM_OK;
     /* reported, not gated; but a value that is not finite fails outright */
     lm_claim claim = {.verdict = isnan(f->cosine.value) ? LM_REFUTED : LM_PROVEN,
@@ -50,15 +69,18 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
                       .measured = lm_say(j->l, "%s at %s, position %u", lm_say_cosine(j->l, f->cosine.value),
                                          lm_trace_hidden_name(j->t, f->cosine.at, buf), f->cosine.position),
                       .witness = j->trace_path,
-                      .sha256 = j->t->sha256};
+                      .sha256 = j->t->sha256,
+                      .measure = LM_MEASURE_COSINE,
+                      .value = f->cosine.value,
+                      .limit = NAN};
     return lm_ledger_add(j->l, &claim, err);
 }
 
-static lm_status one_pass(lm_judge *j, const lm_trace_case *c, const char *what, lm_forward *f, uint32_t wrong[4], lm_session **s,
+static lm_status one_pass(lm_judge *j, const lm_trace_case *c, bool again, lm_forward *f, uint32_t wrong[4], lm_session **s,
                           lm_error *err) {
     char stage[48];
-    snprintf(stage, sizeof stage, "case %u: %s", c->k, what);
-    *f = (lm_forward){.j = j, .c = c, .stage = stage, .top_wrong = wrong, .quarter = (c->n + 3) / 4};
+    snprintf(stage, sizeof stage, "case %u: %s", c->k, again ? "second run" : "forward");
+    *f = (lm_forward){.j = j, .c = c, .stage = stage, .again = again, .top_wrong = wrong, .quarter = (c->n + 3) / 4};
     LM_TRY(lm_session_create(j->e, j->o->run.chunk, s, err));
     return lm_forward_run(f, *s, err);
 }
@@ -74,12 +96,12 @@ lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err) {
     uint32_t wrong[2][4] = {{0}};
     lm_session *s = NULL, *s2 = NULL;
     char a[65], b[65];
-    lm_status st = one_pass(j, c, "forward", &f, wrong[0], &s, err);
+    lm_status st = one_pass(j, c, false, &f, wrong[0], &s, err);
     if (st == LM_OK) st = claim_case(&f, err);
     /* an exact gate (a float32 reference) holds for the continuation too */
     if (st == LM_OK && c->n_greedy && c->gate.top1_min >= 1) st = lm_judge_greedy(j, c, "G2", s, err);
     lm_session_free(s);
-    if (st == LM_OK) st = one_pass(j, c, "second run", &again, wrong[1], &s2, err);
+    if (st == LM_OK) st = one_pass(j, c, true, &again, wrong[1], &s2, err);
     lm_session_free(s2);
     LM_TRY(st);
     digest(&f, a);

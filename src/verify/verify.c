@@ -32,6 +32,10 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
         return add(j, LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", want),
                    "of the folder that the file says it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
+    if (strcmp(hex, want) && j->o->converted)
+        return add(j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
+                   lm_say(j->l, "said to be converted from weights %.16s: needs a conversion that records them (lemma quantize does)", want),
+                   err);
     *refuted = strcmp(hex, want) != 0;
     return add(j, *refuted ? LM_REFUTED : LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
                *refuted ? lm_say(j->l, "the trace was made from weights %.16s; give the model that it was made from", want) : NULL, err);
@@ -150,11 +154,25 @@ static lm_status judge_with(lm_judge *j, lm_error *err) {
     LM_TRY(lm_trace_open(j->trace_path, j->e->program, &t, err));
     j->t = t;
     const char *lane = j->eo.device.lane ? j->eo.device.lane : b->lanes[0];
+    j->l->arch = lm_say(j->l, "%s", j->e->program->arch);
+    j->l->backend = lm_say(j->l, "%s", b->name);
+    j->l->lane = lm_say(j->l, "%s", lane);
+    j->l->trace_sha256 = lm_say(j->l, "%s", t->sha256);
+    j->l->portable = b->exact && !j->f64;
     j->l->subject = lm_say(j->l, "%s (%s) on %s, lane %s (%s), against %s", j->model, j->e->program->arch, b->name, lane,
                            b->describe(j->e->device), j->trace_path);
     if (j->o->subject) j->o->subject(j->o->claim_ctx, j->l->subject);
     lm_status st = alloc_rows(j, err);
+    lm_sha256_init(&j->logits);
     if (st == LM_OK) st = judge_all(j, err);
+    if (st == LM_OK && j->any_logits) {
+        uint8_t digest[32];
+        char hex[65];
+        lm_sha256_final(&j->logits, digest);
+        lm_sha256_hex(digest, hex);
+        j->l->logits_sha256 = lm_say(j->l, "%s", hex);
+        if (j->l->nomem) st = lm_fail_nomem(err, "the ledger", sizeof hex);
+    }
     lm_free(j->ours);
     lm_free(j->ref);
     lm_free(j->last);

@@ -69,7 +69,8 @@ struct lm_ledger {
     lm_arena *arena;
     lm_claim *claim;
     uint32_t n, cap;
-    const char *subject;
+    const char *subject, *arch, *backend, *lane, *trace_sha256, *logits_sha256; /* "" until known */
+    bool portable;
     void (*fn)(void *ctx, const lm_claim *c);
     void *ctx;
     bool nomem; /* sticky: lm_ledger_add reports it */
@@ -87,6 +88,8 @@ typedef struct lm_judge {
     const lm_trace *t;
     lm_ledger *l;
     bool f64;           /* the arbiter itself is on trial */
+    lm_sha256 logits;   /* of the prompts' logits so far */
+    bool any_logits;
     double *ours, *ref; /* [widest row] */
     double *last;       /* [vocab]: ours at the latest position */
 } lm_judge;
@@ -94,6 +97,8 @@ typedef struct lm_judge {
 /* Claims of one case, named after it: section, name "cK what", witness the trace. note may be NULL. */
 lm_status lm_judge_claim(lm_judge *j, const lm_trace_case *c, const char *section, lm_verdict v, const char *what, const char *bound,
                          const char *measured, const char *note, lm_error *err);
+/* The same for a claim that has a number, or differs in another way: name, witness and its hash are filled in, gate where it measured. */
+lm_status lm_judge_add(lm_judge *j, const lm_trace_case *c, const char *what, lm_claim claim, lm_error *err);
 bool lm_judge_progress(const lm_judge *j, const char *what, uint64_t done, uint64_t total);
 /* Bounds on a logit's and a log-probability's difference, from the trace's noise. */
 double lm_logit_bound(const lm_trace *t);
@@ -114,6 +119,7 @@ typedef struct lm_forward {
     uint32_t flips, flip_position, flip_ours, flip_ref; /* arg-max: how many differ, and the first */
     uint32_t *top_wrong;                                /* G2: per quarter, positions whose top-1 differs; [4] */
     uint32_t quarter;                                   /* G2: its length */
+    bool again;                                         /* a second run of the case: its logits don't count for the ledger's hash */
     bool not_finite, stray;                             /* stray: a row came that wasn't asked for */
     uint32_t bad_position;
     uint32_t *seen; /* hidden rows that came, per slot */
