@@ -21,6 +21,7 @@
     X(dump, "MODEL --ids LIST", "write a trace") \
     X(diff, "A B", "where two runs part, and why") \
     X(bench, "MODEL", "speed, as a share of this machine's limit") \
+    X(profile, "MODEL", "where the time goes, op by op") \
     X(ppl, "MODEL FILE", "perplexity, and KL against a trace") \
     X(constrain, "", "check a schema or a grammar") \
     X(pull, "NAME", "download a model, resume, check")
