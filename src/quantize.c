@@ -163,6 +163,7 @@ static bool writing(void *ctx, uint64_t done, uint64_t total) {
 /* ---- the whole -------------------------------------------------------------------------------------------------------------------------*/
 static lm_status run(job *j, const char *folder, const char *out, const lm_dtype *want, uint32_t file_type, lm_error *err) {
     LM_TRY(lm_source_open(folder, &j->src, err));
+    LM_TRY(lm_target_check(out, j->src, err));
     LM_TRY(lm_export_build(j->src, &j->x, err));
     LM_TRY(make_metadata(j, file_type, err));
     LM_TRY(choose_types(j, want, err));

@@ -196,7 +196,8 @@ lm_status lm_gguf_write(const char *path, const lm_meta_entry *kv, uint32_t n_kv
     out o = {.fd = -1, .path = path, .rows = rows};
     size_t room = strlen(path) + 32;
     char *temporary = NULL;
-    lm_status s = make_header(&h, path, kv, n_kv, t, n, &o.total, err);
+    lm_status s = lm_target_check(path, NULL, err);
+    if (s == LM_OK) s = make_header(&h, path, kv, n_kv, t, n, &o.total, err);
     if (s == LM_OK) {
         temporary = lm_malloc(room);
         o.buf = lm_malloc(BUFFER);

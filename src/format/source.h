@@ -65,6 +65,10 @@ void lm_source_release(const lm_source *s, const lm_tensor *t);
 /* A bare safetensors file (a trace): tensors, and __metadata__ as a flat table of strings. */
 lm_status lm_safetensors_open(const char *path, lm_source **out, lm_error *err);
 
+/* Whether a file may be written at `path`: nothing is there, or a regular file that is none of `reading`'s (NULL: nothing is being read).
+ * Both writers ask it; who computes before writing asks it first. */
+lm_status lm_target_check(const char *path, const lm_source *reading, lm_error *err);
+
 /* Writes a safetensors file: header, then tensors in the order given; atomically (a temporary beside it, then rename). */
 typedef struct lm_st_out { const char *name; const char *st_dtype; uint32_t rank; uint64_t dim[LM_MAX_RANK]; const void *data; uint64_t bytes; } lm_st_out;
 lm_status lm_safetensors_write(const char *path, const lm_st_out *t, uint32_t n, const char *const *meta_kv /* k,v,k,v,NULL */, lm_error *err);

@@ -171,6 +171,7 @@ static lm_status write_and_rename(const char *path, char *temporary, const text 
 
 lm_status lm_safetensors_write(const char *path, const lm_st_out *t, uint32_t n, const char *const *meta_kv, lm_error *err) {
     static _Atomic unsigned serial; /* two writers of one process may write one path */
+    LM_TRY(lm_target_check(path, NULL, err));
     LM_TRY(check_tensors(path, t, n, err));
     LM_TRY(check_metadata(path, meta_kv, err));
     text h = {0};

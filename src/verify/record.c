@@ -198,7 +198,7 @@ static lm_status run_case(recorder *r, uint32_t k, const int32_t *id, uint32_t n
     }
     lm_session_free(s);
     if (r->stray) return lm_fail(err, LM_INTERNAL, "case %u: a row of a position that wasn't asked for", k);
-    if (r->not_finite) return lm_fail(err, LM_INTERNAL, "case %u: the logits are not finite; a trace can't be written", k);
+    if (r->not_finite) return lm_fail(err, LM_RANGE, "case %u: the logits are not finite; a trace can't be written", k);
     for (uint32_t i = 0; i < r->n_keep && st == LM_OK; i++)
         if (r->keep[i].rows != n) st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u rows of an op were seen", k, r->keep[i].rows, n);
     return st;
@@ -291,6 +291,7 @@ lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm
     recorder r = {.o = o, .arena = lm_arena_create()};
     if (!r.arena) return lm_fail_nomem(err, "a trace", sizeof r);
     lm_status st = lm_engine_open(model, &eo, &r.e, err);
+    if (st == LM_OK) st = lm_target_check(o->out, r.e->src, err);
     if (st == LM_OK) st = record(&r, err);
     if (st == LM_OK && hash) {
         uint8_t d[32];

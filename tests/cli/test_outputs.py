@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+"""What dump and quantize may write over: never a file of the model that they read, a folder, or what is no regular file (as root, a rename
+would turn a device into a file). usage: B=build test_outputs.py"""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+
+ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+LEMMA = os.path.join(ROOT, os.environ.get("B", "build"), "lemma")
+FIXTURES = os.path.join(ROOT, "tests/fixtures")
+passed = failed = 0
+folder = tempfile.TemporaryDirectory()
+
+
+def check(name, ok, detail=""):
+    global passed, failed
+    passed, failed = passed + bool(ok), failed + (not ok)
+    if not ok:
+        print(f"FAILED {name}\n{detail}")
+
+
+def path(name):
+    return os.path.join(folder.name, name)
+
+
+def lemma(*args):
+    return subprocess.run([LEMMA, *args], capture_output=True, text=True, timeout=300)
+
+
+def dump(model, out):
+    return lemma("dump", model, "--ids", "1,2,3", "-o", out)
+
+
+def quantize(model, out):
+    return lemma("quantize", model, out, "f32")
+
+
+def content(file):
+    with open(file, "rb") as f:
+        return f.read()
+
+
+def refused(verb, model, out, says):
+    r = verb(model, out)
+    ok = r.returncode == 2 and not r.stdout and r.stderr.count("\n") == 1 and says in r.stderr
+    check(f"{verb.__name__} to {os.path.basename(out)!r}", ok, f"{r.returncode} {r.stderr!r}")
+
+
+def main():
+    model, gguf, fifo = path("llama"), path("llama.gguf"), path("fifo")
+    shutil.copytree(os.path.join(FIXTURES, "llama"), model)
+    shutil.copy(os.path.join(FIXTURES, "gguf/llama.gguf"), gguf)
+    os.mkfifo(fifo)
+    os.symlink(os.path.join(model, "model.safetensors"), path("link"))
+    os.link(gguf, path("hard"))
+    before = {f: content(os.path.join(model, f)) for f in os.listdir(model)}
+    for verb in (dump, quantize):
+        for name in ("model.safetensors", "config.json", "generation_config.json", "../llama/model.safetensors", "../link"):
+            refused(verb, model, os.path.join(model, name), "is a file of the model that is being read")
+        refused(verb, model, folder.name, "is a directory")
+        refused(verb, model, fifo, "name a regular file")
+        refused(verb, model, "", "empty name")
+    refused(dump, gguf, gguf, "is a file of the model that is being read")
+    refused(dump, gguf, path("hard"), "is a file of the model that is being read")
+    check("the model is as it was", before == {f: content(os.path.join(model, f)) for f in os.listdir(model)})
+    check("the FIFO is one still", stat.S_ISFIFO(os.stat(fifo).st_mode))
+    check("no temporary stays", not [f for f in os.listdir(folder.name) + os.listdir(model) if ".tmp" in f])
+    for verb, out in ((dump, "a.safetensors"), (quantize, "a.gguf")):
+        for again in range(2):
+            r = verb(model, path(out))
+            check(f"{verb.__name__}: a new file, then over it", r.returncode == 0 and os.path.getsize(path(out)) > 1000, r.stderr)
+    r = lemma("dump", model, "--ids-from", os.path.join(model, "oracle.safetensors"), "-o", os.path.join(model, "oracle.safetensors"))
+    check("a trace over the one that it continues", r.returncode == 0, r.stderr)
+
+
+main()
+print(f"{passed} passed, {failed} failed, 0 skipped")
+sys.exit(failed > 0)
