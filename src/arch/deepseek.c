@@ -46,6 +46,15 @@ typedef struct mla {
 
 static bool is(const lm_b *b, const char *name) { return !strcmp(b->arch->name, name); }
 
+/* Layer l's word in a list that has one for each layer: yes or no; -1 where the config has no such list. */
+static int word_at(lm_b *b, const char *key, uint32_t l, const char *yes, const char *no) {
+    const char *s;
+    if (!lm_cfg_str_at(b, key, NULL, l, &s)) return -1;
+    if (strcmp(s, yes) && strcmp(s, no))
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, key, "layer %u is '%.40s'; lemma knows %s and %s", l, s, yes, no);
+    return !strcmp(s, yes);
+}
+
 static void moe(lm_b *b) {
     lm_hparams *h = &b->hp;
     bool v2 = is(b, "deepseek_v2") && !b->gguf;
@@ -81,9 +90,10 @@ static void moe(lm_b *b) {
     if (m.group == LM_GROUP_NONE) m.groups = m.topk_groups = 1;
     h->moe = m;
     uint32_t dense = lm_cfg_u32(b, "first_k_dense_replace", "leading_dense_block_count", v2 ? 0 : 3, 0, 512);
-    const char *type;
-    for (uint32_t l = 0; l < h->n_layers; l++)
-        h->layer[l].moe = lm_cfg_str_at(b, "mlp_layer_types", NULL, l, &type) ? !strcmp(type, "sparse") : l >= dense;
+    for (uint32_t l = 0; l < h->n_layers; l++) {
+        int sparse = word_at(b, "mlp_layer_types", l, "sparse", "dense");
+        h->layer[l].moe = sparse >= 0 ? sparse : l >= dense;
+    }
 }
 
 static void index_params(lm_b *b, mla *m) {
@@ -137,8 +147,9 @@ static void params(lm_b *b) {
 
 /* GLM-5: which layers have an indexer of their own. */
 static bool has_index(lm_b *b, uint32_t l) {
+    int full = word_at(b, "indexer_types", l, "full", "shared");
+    if (full >= 0) return full;
     const char *type;
-    if (lm_cfg_str_at(b, "indexer_types", NULL, l, &type)) return !strcmp(type, "full");
     const lm_value *pattern = lm_cfg_raw(b, "index_topk_pattern", NULL);
     if (pattern && pattern->kind == LM_V_STRING && pattern->str.len) return pattern->str.s[l % pattern->str.len] == 'F';
     if (pattern && lm_cfg_str_at(b, "index_topk_pattern", NULL, l, &type)) return type[0] == 'F';

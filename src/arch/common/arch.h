@@ -134,7 +134,7 @@ const char *lm_cfg_str(lm_b *b, const char *hf, const char *gguf, const char *de
 bool lm_cfg_u32s(lm_b *b, const char *hf, const char *gguf, uint32_t *out, uint32_t n);
 bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_t n);
 bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t n);
-bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out); /* element i of an array of strings */
+bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out); /* word i of a list; false: absent, or failed */
 void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf); /* reads and drops a key that is known not to matter here */
 /* Refuses unless the key is absent or holds that value. */
 void lm_cfg_expect_bool(lm_b *b, const char *hf, const char *gguf, bool want);

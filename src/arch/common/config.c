@@ -225,7 +225,11 @@ bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t
 
 bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out) {
     const lm_value *v = lm_cfg_raw(b, hf, gguf);
-    if (!v || v->kind != LM_V_ARRAY || v->elem != LM_V_STRING || i >= v->arr.n) return false;
+    if (!v) return false;
+    if (v->kind != LM_V_ARRAY || v->elem != LM_V_STRING || i >= v->arr.n) {
+        wrong_type(b, hf, gguf, "a list with a string for each layer");
+        return false;
+    }
     *out = ((const lm_str *)v->arr.data)[i].s;
     return true;
 }

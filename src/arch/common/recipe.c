@@ -212,6 +212,14 @@ lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale) {
     r.route.renorm_eps = m->renorm_eps;
     if (r.route.groups > m->n || m->n % r.route.groups || r.route.topk_groups > r.route.groups)
         return lm_graph_fail(g, LM_FORMAT, "n_group", "%u of %u groups don't fit %u experts", r.route.topk_groups, r.route.groups, m->n);
+    if (m->group == LM_GROUP_TOP2) { /* a group's rank is the sum of its best two */
+        uint32_t each = m->n / r.route.groups;
+        if (each < 2)
+            return lm_graph_fail(g, LM_FORMAT, "n_group", "%u groups of %u experts have fewer than two each", r.route.groups, m->n);
+        if ((uint64_t)r.route.topk_groups * each < m->k)
+            return lm_graph_fail(g, LM_FORMAT, "topk_group", "%u groups of %u experts hold fewer than the %u chosen", r.route.topk_groups,
+                                 each, m->k);
+    }
     e.a = x;
     e.b = lm_op_custom(g, LM_OP_ROUTE, "moe.route", 2 * m->k, &r);
     expert_weights(b, &e);

@@ -93,10 +93,9 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     snprintf(base, sizeof base, "rope_parameters%s%s", layer_type ? "." : "", layer_type ? layer_type : "");
     /* the older rope_scaling wins; a nested rope_parameters has no counterpart there */
 #define KEY(k) (snprintf(spell, sizeof spell, "%s%s%s%s", layer_type ? "" : "rope_scaling." k "|", base, "." k, ""), spell)
-    if (layer_type)
-        s.type = lm_cfg_str(b, KEY("rope_type"), NULL, "default");
-    else
-        s.type = lm_cfg_str(b, "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type", NULL, "default");
+    const char *type_key = "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type";
+    s.type = lm_cfg_str(b, layer_type ? KEY("rope_type") : type_key, NULL, "default");
+    bool typed = lm_cfg_has(b, layer_type ? KEY("rope_type") : type_key, NULL);
     s.theta = lm_cfg_f64(b, layer_type ? KEY("rope_theta") : "rope_scaling.rope_theta|rope_parameters.rope_theta|rope_theta", NULL, theta);
     s.partial = lm_cfg_f64(b,
                            layer_type ? KEY("partial_rotary_factor")
@@ -121,6 +120,10 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
         s.short_factor = read_list(b, "rope_scaling.short_factor|rope_parameters.short_factor", &s.n_factors);
         s.long_factor = read_list(b, "rope_scaling.long_factor|rope_parameters.long_factor", &s.n_factors);
     }
+    bool factor = lm_cfg_has(b, KEY("factor"), NULL),
+         needed = !strcmp(s.type, "linear") || !strcmp(s.type, "llama3") || !strcmp(s.type, "yarn");
+    if (needed && !factor) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs a factor", s.type);
+    if (factor && !typed) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "has a factor but no rope_type that says what to do with it");
 #undef KEY
     return s;
 }
