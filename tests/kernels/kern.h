@@ -38,9 +38,9 @@ static inline void kern_guard_free(void *q, size_t n) {
 }
 
 static inline uint32_t kern_levels(const lm_kernels *out[3]) {
-    static const char *const name[] = {"c", "avx2", "avx512"};
+    static const char *const name[] = {"c", "avx2", "avx512", "neon"}; /* three at most on one machine */
     uint32_t n = 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         if (lm_kernels_pick(name[i], &out[n], NULL) == LM_OK) n++;
     return n;
 }

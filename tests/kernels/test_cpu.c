@@ -278,8 +278,8 @@ static void same_bits(void **state) {
         ASSERT_SAME(want[0], got, LONGEST * (size_t)VOCAB, "threads");
         lm_backend_cpu.destroy(d);
     }
-    static const char *const level[] = {"c", "avx2", "avx512"};
-    for (size_t i = 0; i < 3; i++) {
+    static const char *const level[] = {"c", "avx2", "avx512", "neon"};
+    for (size_t i = 0; i < 4; i++) {
         if (!(d = device(&lm_backend_cpu, p, level[i], 2))) continue;
         run_chunks(&lm_backend_cpu, d, p, 0, LONGEST, i == 0 ? LONGEST : 19, false, NULL, got);
         ASSERT_SAME(want[0], got, LONGEST * (size_t)VOCAB, level[i]);

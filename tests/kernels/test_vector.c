@@ -217,7 +217,7 @@ static void softmax(void **state) {
         double top = -1e9, total = 0;
         for (uint32_t i = 0; i < n; i++) {
             const double x = cap != 0 ? cap * tanh((double)s0[i] * scale / cap) : (double)s0[i] * scale;
-            top = fmax(top, x);
+            if (x > top) top = x; /* gcc 12 for AArch64 fails on an fmax here */
         }
         for (uint32_t i = 0; i < n; i++) {
             const double x = cap != 0 ? cap * tanh((double)s0[i] * scale / cap) : (double)s0[i] * scale, p = exp(x - top);
