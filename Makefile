@@ -32,7 +32,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench bench-peers demo install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -105,8 +105,14 @@ demo: all
 	@B=$(B) tools/demo $(FILE)
 
 MODEL ?= $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
+BENCH ?= -p 512 -n 128 --depth 0,2048 --batch 1,8 --lanes f32,i8
+BENCH_PEERS ?=
 bench: all
-	@$(B)/lemma bench $(MODEL)
+	@m="$(MODEL)"; if [ ! -e "$$m" ]; then m=tests/fixtures/gguf/llama.gguf; \
+	    echo "make bench: $(MODEL) is not here (make demo fetches it): timing $$m, a fixture too small to say much" >&2; fi; \
+	    $(B)/lemma bench "$$m" $(BENCH)
+bench-peers: all
+	@python3 tools/bench_peers.py --peers "$(PEERS)" $(BENCH_PEERS) $(B)/lemma "$(MODEL)"
 
 # libFuzzer comes with clang. Findings and corpora stay in build-fuzz; a target built with gcc replays one (tests/fuzz/replay.h).
 FUZZ_SECONDS ?= 60
@@ -150,6 +156,7 @@ help:
 	@echo "make asan       the tests under AddressSanitizer and UBSan"
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"
 	@echo "make bench      speed as a share of this machine's limits"
+	@echo "make bench-peers the same beside llama.cpp, in turns"
 	@echo "make install    to PREFIX (default /usr/local)"
 clean:
 	rm -rf build build-asan build-fuzz build-aarch64
