@@ -124,7 +124,8 @@ static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n
     const uint32_t row = strip * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
     for (uint32_t t = 0; t < n_t; t++, src += ld) {
         float *y = p->y + (t0 + t) * p->ldy + row;
-        if (!p->bias) memcpy(y, src, n * sizeof *y);
+        if (!p->bias && n == 16) memcpy(y, src, 16 * sizeof *y);
+        else if (!p->bias) memcpy(y, src, n * sizeof *y);
         else
             for (uint32_t r = 0; r < n; r++) y[r] = src[r] + p->bias[row + r];
     }

@@ -92,9 +92,7 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
     }
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
 }
-/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block.
- * Weights stream from memory in an order that the hardware does not always foresee (high bits stand apart): they are asked for ahead. */
-#define LM_INT_AHEAD 8192
+/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes, int T, int P,
                           const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
     const size_t step = (size_t)T * (P == 1 ? 48 : 80);
@@ -103,7 +101,7 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
         LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
         for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
-            for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(strip + (size_t)b * bytes + LM_INT_AHEAD + i);
+            ask_ahead(strip, b, bytes);
             const uint8_t *xb = x + b * step;
             int32_t c[2][6];
             vf f[6];

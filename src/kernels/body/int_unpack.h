@@ -9,12 +9,19 @@ LM_INLINE void put_scale(const lm_int_plane *o, uint32_t block, uint32_t half, u
     v_store(o->scale + ((size_t)block * o->halves + half) * 32 + slot * 16, d);
 }
 LM_INLINE void put_min(const lm_int_plane *o, uint32_t block, uint32_t slot, vf m) { v_store(o->min + (size_t)block * 32 + slot * 16, m); }
+/* Weights come from memory in an order that the hardware does not always foresee (high bits stand apart): block b, of `bytes` bytes, asks for
+ * what comes a little later. */
+#define LM_INT_AHEAD 8192
+LM_INLINE void ask_ahead(const uint8_t *strip, uint32_t b, uint32_t bytes) {
+    for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(strip + (size_t)b * bytes + LM_INT_AHEAD + i);
+}
 LM_INLINE vi low_nibbles(vi x) { return i_and(x, LM_BYTES(15u)); }
 LM_INLINE vi high_nibbles(vi x) { return i_and(i_srl(x, 4), LM_BYTES(15u)); }
 
 static void int_unpack_q8_0(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 544);
         const uint8_t *g = strip + (size_t)(b / 2) * 1088;
         for (uint32_t j = 0; j < 8; j++) put_line(o, b, j, slot, i_load(g + 64 + 512 * (b & 1) + 64 * j));
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
@@ -23,6 +30,7 @@ static void int_unpack_q8_0(const lm_dtype *type, const uint8_t *strip, uint32_t
 static void int_unpack_q4_0(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 288);
         const uint8_t *g = strip + (size_t)(b / 2) * 576;
         for (uint32_t j = 0; j < 4; j++) {
             const vi x = i_load(g + 64 + 256 * (b & 1) + 64 * j);
@@ -35,6 +43,7 @@ static void int_unpack_q4_0(const lm_dtype *type, const uint8_t *strip, uint32_t
 static void int_unpack_q4_1(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 320);
         const uint8_t *g = strip + (size_t)(b / 2) * 640;
         for (uint32_t j = 0; j < 4; j++) {
             const vi x = i_load(g + 128 + 256 * (b & 1) + 64 * j);
@@ -53,6 +62,7 @@ LM_INLINE void scales_k45(const uint8_t *g, uint32_t b, uint32_t slot, const lm_
 static void int_unpack_q4_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 296);
         const uint8_t *g = strip + (size_t)(b / 8) * 2368, *line = g + 320 + 512 * (b / 2 & 3);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j);
@@ -64,6 +74,7 @@ static void int_unpack_q4_k(const lm_dtype *type, const uint8_t *strip, uint32_t
 static void int_unpack_q5_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 360);
         const uint8_t *g = strip + (size_t)(b / 8) * 2880, *line = g + 320 + 512 * (b / 2 & 3);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j), fifth = i_sll(i_and(i_srl(i_load(g + 2368 + 64 * j), (int)(b & 7)), LM_BYTES(1u)), 4);
@@ -75,6 +86,7 @@ static void int_unpack_q5_k(const lm_dtype *type, const uint8_t *strip, uint32_t
 static void int_unpack_q6_k(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 424);
         const uint32_t h = b / 4 & 1, c = b & 3;
         const uint8_t *g = strip + (size_t)(b / 8) * 3392, *line = g + 320 + 64 * (16 * h + 8 * (c & 1)), *high = g + 320 + 64 * (32 + 8 * h);
         for (uint32_t j = 0; j < 8; j++) {
