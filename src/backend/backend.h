@@ -44,9 +44,23 @@ static inline double lm_rows_at(const lm_rows *r, uint32_t i, uint32_t j) {
 /* After an op (taps), and for each block of wanted logits rows in order (sink). Returning false interrupts the run (LM_INTERRUPTED). */
 typedef bool (*lm_tap_fn)(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows);
 typedef bool (*lm_logits_fn)(void *ctx, const lm_rows *rows);
+/* Around each op, with everything that it reads and writes in the caller's hands: how the envelope perturbs a run, and how a replay puts
+ * another engine's values in the place of its own. What is done to an operand before the op is seen by later ops too, unless it is undone
+ * after it; what is done to the result after it is what later ops (and the logits) see. The arbiter alone allows it. */
+typedef struct lm_edit {
+    const lm_op *op;
+    bool before;         /* the op has not run yet: `out` is undefined */
+    uint32_t n;          /* rows */
+    const uint32_t *row; /* [n] batch row of each */
+    double *in[4];       /* a, b, c, d: [n][width of the value]; NULL where absent, equal where an operand stands twice */
+    double *out;
+} lm_edit;
+typedef bool (*lm_edit_fn)(void *ctx, const lm_program *p, const lm_edit *e); /* false interrupts the run */
 typedef struct lm_run {
-    lm_tap_fn tap; /* NULL: no taps, and the backend may fuse */
+    lm_tap_fn tap; /* NULL: no taps, and the backend may fuse; called after an edit, with what it left */
     void *tap_ctx;
+    lm_edit_fn edit; /* f64 only: LM_UNSUPPORTED elsewhere; may be NULL */
+    void *edit_ctx;
     lm_logits_fn logits; /* NULL: none wanted */
     void *logits_ctx;
     bool (*interrupted)(void *); /* polled between ops; may be NULL */

@@ -248,6 +248,7 @@ static void commit(const lm_cpu *f) {
 lm_status lm_cpu_run(lm_device *d, const lm_batch *b, const lm_run *r, lm_error *err) {
     const lm_program *p = d->program;
     if (!p) return lm_fail(err, LM_STATE, "the cpu device has no program: configure it first");
+    if (r->edit) return lm_fail(err, LM_UNSUPPORTED, "only the f64 backend lets a caller edit a run's values");
     if (!lm_fp_env_ok()) lm_fp_env_set();
     LM_TRY(check_batch(b, err));
     LM_TRY(check_tables(p, b, err));

@@ -169,11 +169,20 @@ static lm_status allocate(lm_f64 *f, run_mem *m, lm_error *err) {
 }
 
 /* ---- during ------------------------------------------------------------------------------------------------------------------*/
+static bool edit(const lm_f64 *f, const lm_op *op, const lm_run *r, bool before) {
+    const lm_val in[4] = {op->a, op->b, op->c, op->d};
+    lm_edit e = {.op = op, .before = before, .n = f->n, .row = f->row, .out = f->val[op->out]};
+    for (int k = 0; k < 4; k++) e.in[k] = in[k] == LM_NONE ? NULL : f->val[in[k]];
+    return r->edit(r->edit_ctx, f->p, &e);
+}
+
 static lm_status run_ops(const lm_f64 *f, uint32_t from, uint32_t to, const lm_run *r, lm_error *err) {
     for (uint32_t i = from; i < to; i++) {
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
+        if (r->edit && !edit(f, op, r, true)) return lm_fail(err, LM_INTERRUPTED, "stopped by the edit before %s", op->name);
         run_op(f, op);
+        if (r->edit && !edit(f, op, r, false)) return lm_fail(err, LM_INTERRUPTED, "stopped by the edit after %s", op->name);
         lm_rows rows = {f->val[op->out], true, f->n, lm_f64_width(f, op->out), f->row};
         if (r->tap && !r->tap(r->tap_ctx, f->p, op, &rows)) return lm_fail(err, LM_INTERRUPTED, "stopped by the tap at %s", op->name);
     }
@@ -183,7 +192,7 @@ static lm_status run_ops(const lm_f64 *f, uint32_t from, uint32_t to, const lm_r
 static lm_status run_head(lm_f64 *f, run_mem *m, const lm_run *r, lm_error *err) {
     const lm_program *p = f->p;
     const lm_batch *b = f->b;
-    if (!b->want || (!r->logits && !r->tap)) return LM_OK;
+    if (!b->want || (!r->logits && !r->tap && !r->edit)) return LM_OK;
     for (uint32_t next = 0; next < b->n_rows;) {
         for (f->n = 0; next < b->n_rows && f->n < LM_F64_HEAD_ROWS; next++)
             if (b->want[next]) m->row[f->n++] = next;
