@@ -72,7 +72,6 @@ static const char *const harmless[] = {"architectures",
                                        "mtp_num_hidden_layers",
                                        "mtp_use_dedicated_embeddings",
                                        "keys_to_ignore_at_inference",
-                                       "scale_attn_weights",
                                        "n_ctx",
                                        "tf_legacy_loss",
                                        "use_bfloat16",
@@ -186,6 +185,17 @@ static bool not_text_key(lm_b *b, const char *key) {
     return lm_meta_get(&b->src->meta, inner) != NULL;
 }
 
+/* Ids that end or begin a text say nothing about the maths, but what is no id would be lost without a word. */
+static void check_ids(lm_b *b, const lm_meta *m) {
+    static const char *const keys[] = {"eos_token_id", "text_config.eos_token_id", "bos_token_id", "text_config.bos_token_id"};
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        const lm_value *v = lm_meta_get(m, keys[i]);
+        bool list = v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT;
+        if (v && v->kind != LM_V_NULL && v->kind != LM_V_INT && !list)
+            lm_graph_fail(&b->g, LM_FORMAT, keys[i], "must be a token id, a list of them, or null");
+    }
+}
+
 /* ---- nothing unread -----------------------------------------------------------------------------------------------------------*/
 static void check_keys(lm_b *b) {
     size_t np = b->gguf ? strlen(b->arch->gguf) : strlen(b->prefix);
@@ -216,14 +226,27 @@ static void check_keys(lm_b *b) {
     }
 }
 
+/* How many layers past the last are there for multi-token prediction: what the config says, and no more. */
+static uint32_t nextn_layers(const lm_b *b) {
+    char key[96];
+    if (b->gguf)
+        snprintf(key, sizeof key, "%s.nextn_predict_layers", b->arch->gguf);
+    else
+        snprintf(key, sizeof key, "%snum_nextn_predict_layers", b->prefix);
+    const lm_value *v = lm_meta_get(&b->src->meta, key);
+    return v && v->kind == LM_V_INT && v->i > 0 ? (uint32_t)(v->i < 64 ? v->i : 64) : 0;
+}
+
 static const char *skip_group(lm_b *b, const char *name) {
     for (int i = 0; not_text[i]; i++)
         if (starts(name, not_text[i])) return not_text[i];
     for (int i = 0; derived[i]; i++)
         if (ends(name, derived[i])) return derived[i];
-    char next[64]; /* layers past the last: multi-token prediction */
-    snprintf(next, sizeof next, b->gguf ? "blk.%u." : "model.layers.%u.", b->hp.n_layers);
-    if (starts(name, next) && (lm_meta_get(&b->src->meta, "num_nextn_predict_layers") || b->gguf)) return "nextn layer";
+    for (uint32_t l = 0, n = nextn_layers(b); l < n; l++) {
+        char next[96];
+        snprintf(next, sizeof next, "%s%u.", b->gguf ? "blk." : "model.layers.", b->hp.n_layers + l);
+        if (starts(name, next)) return "nextn layer";
+    }
     return NULL;
 }
 
@@ -270,6 +293,8 @@ static lm_status build(const lm_source *src, lm_log *log, lm_program **out, cons
         if (lm_graph_ok(&b.g)) lm_decoder(&b);
         if (log) lm_log_finish(&b);
         check_keys(&b);
+        check_ids(&b, &src->meta);
+        check_ids(&b, &src->generation);
         check_tensors(&b, skip, &n_skip);
     }
     lm_status s = lm_graph_finish(&b.g, out, err);

@@ -33,7 +33,9 @@ void lm_common_params(lm_b *b) {
                           h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 0, INT32_MAX);
     h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
-                        b->arch->eps_default > 0 ? b->arch->eps_default : 1e-6);
+                        b->gguf                    ? NAN /* a GGUF says it */
+                        : b->arch->eps_default > 0 ? b->arch->eps_default
+                                                   : 1e-6);
     if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "rms_norm_eps", "is %g; it must be positive", h->eps);
     h->act = lm_cfg_act(b, "hidden_activation|hidden_act|activation_function", b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
     h->qk_norm = b->arch->qk_norm;
