@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 
-from drive import FIXTURES, LEMMA, LLAMA, LLAMA_GGUF, ROOT, check, finish, good, lemma, refused
+from drive import FIXTURES, LEMMA, LLAMA, LLAMA_GGUF, ROOT, check, finish, good, lemma, refused, skip
 
 HYBRID = os.path.join(FIXTURES, "hybrid/hybrid-q4_k_m.gguf")
 QUICK = ["-n", 4, "-r", 2, "--threads", 1]
@@ -151,10 +151,28 @@ def against_peers():
         check("a peer that fails is said", code == 1 and "it broke" in err, out + err)
 
 
+def synthetic():
+    script = os.path.join(ROOT, "tools/make_synth.py")
+    if subprocess.run([sys.executable, "-c", "import gguf, numpy"], capture_output=True).returncode:
+        return skip("tools/make_synth.py", "the packages gguf and numpy aren't here")
+    r = subprocess.run([sys.executable, script, "huge", LLAMA_GGUF, "out"], capture_output=True, text=True)
+    check("no such shape", r.returncode == 2 and "1b, 3b" in r.stderr, r.stderr)
+    with tempfile.TemporaryDirectory() as tmp:
+        files = [os.path.join(tmp, x) for x in "abc"]
+        for path, seed in zip(files, ("1", "1", "2")):
+            r = subprocess.run([sys.executable, script, "tiny", LLAMA_GGUF, path, seed], capture_output=True, text=True)
+            check("a synthetic model", r.returncode == 0, r.stderr)
+        a, b, c = (open(path, "rb").read() for path in files)
+        check("the seed makes the file", a == b != c and len(a) == len(c))
+        d = json.loads(good("bench", files[0], "-p", 8, *QUICK, "--json"))
+        check("it runs", d["results"][0]["ops"] == 2 * (8 * 2 * (64 * 64 * 2 + 64 * 32 * 2 + 3 * 64 * 128) + 64 * 320), str(d["results"][0]))
+
+
 bench_json()
 bench_lanes()
 bench_csv()
 profile()
 usage()
 against_peers()
+synthetic()
 finish()
