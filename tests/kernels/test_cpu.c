@@ -161,11 +161,12 @@ static lm_program *model(void) {
 }
 
 /* ---- running ---------------------------------------------------------------------------------------------------------------------*/
+static const char *lane; /* of the cpu devices; NULL: f32 */
 static lm_device *device(const lm_backend *b, const lm_program *p, const char *level, uint32_t threads) {
     lm_device *d;
     lm_error err;
     uint32_t handle[MAX_WEIGHTS];
-    const lm_device_options o = {.threads = threads, .cpu_level = level};
+    const lm_device_options o = {.threads = threads, .cpu_level = level, .lane = b == &lm_backend_cpu ? lane : NULL};
     if (b->create(&o, &d, &err) != LM_OK) return NULL;
     for (uint32_t i = 0; i < p->n_weights; i++)
         if (b->upload(d, &p->weight[i], &handle[i], &err) != LM_OK) fail_msg("%s", err.message);
@@ -257,8 +258,7 @@ static void near_the_arbiter(void **state) {
 static void reference(lm_device *d, const lm_program *p) {
     for (uint32_t i = 0; i < 3; i++) run_chunks(&lm_backend_cpu, d, p, i, lengths[i], LONGEST, false, NULL, want[i]);
 }
-static void same_bits(void **state) {
-    (void)state;
+static void same_bits_in_lane(void) {
     lm_program *p = model();
     lm_device *d = device(&lm_backend_cpu, p, NULL, 1);
     reference(d, p);
@@ -288,9 +288,24 @@ static void same_bits(void **state) {
     }
     lm_program_free(p);
 }
-/* Three sequences side by side, in two batches, each equal to its lonely run; only some rows wanted. */
-static void company(void **state) {
+/* Also in the lanes with quantized activations, each of which must really have run: its logits are its own. */
+static const char *const lanes[] = {NULL, "i8", "i16", "mixed"};
+static void same_bits(void **state) {
     (void)state;
+    static float of[4][LONGEST * VOCAB];
+    for (int i = 0; i < 4; i++) {
+        lane = lanes[i];
+        same_bits_in_lane();
+        memcpy(of[i], want[0], sizeof want[0]);
+    }
+    lane = NULL;
+    for (int i = 0; i < 4; i++)
+        for (int j = 0; j < i; j++)
+            for (uint32_t row = 0; row < LONGEST; row++)
+                if (memcmp(of[i] + row * VOCAB, of[j] + row * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("lanes %d and %d agree in row %u", i, j, row);
+}
+/* Three sequences side by side, in two batches, each equal to its lonely run; only some rows wanted. */
+static void company_in_lane(void) {
     lm_program *p = model();
     lm_device *d = device(&lm_backend_cpu, p, NULL, 2);
     reference(d, p);
@@ -326,6 +341,14 @@ static void company(void **state) {
     for (int i = 0; i < 3; i++) lm_state_free(s[i]);
     lm_backend_cpu.destroy(d);
     lm_program_free(p);
+}
+static void company(void **state) {
+    (void)state;
+    for (int i = 0; i < 4; i++) {
+        lane = lanes[i];
+        company_in_lane();
+    }
+    lane = NULL;
 }
 /* A run stopped at any op, then the whole: the same bits as if it had never been tried. */
 static void stopped_runs_leave_nothing(void **state) {
