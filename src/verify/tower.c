@@ -125,6 +125,28 @@ static double embed_scale(const lm_program *p) {
     return 1;
 }
 
+/* The soft-cap of the final logits: 0 when there is none. */
+static double final_softcap(const lm_program *p) {
+    for (uint32_t i = 0; i < p->n_ops; i++)
+        if (p->op[i].out == p->logits && p->op[i].kind == LM_OP_SOFTCAP) return p->op[i].softcap.c;
+    return 0;
+}
+
+/* A cap that hardly bends the logits of a case, or a gate as wide as bfloat16's, would let another one pass. */
+static lm_status claim_softcap(lm_judge *j, lm_error *err) {
+    double want = j->t->final_softcap, c = final_softcap(j->e->program);
+    if (isnan(want)) return LM_OK;
+    lm_claim claim = {.verdict = c == want ? LM_PROVEN : LM_REFUTED,
+                      .gate = true,
+                      .section = "G2",
+                      .name = "soft-cap of the final logits",
+                      .bound = lm_say(j->l, "= %g", want),
+                      .measured = c > 0 ? lm_say(j->l, "%g (from the config)", c) : "none (the config has none)",
+                      .witness = j->trace_path,
+                      .sha256 = j->t->sha256};
+    return lm_ledger_add(j->l, &claim, err);
+}
+
 lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err) {
     bool tower = false;
     for (uint32_t i = 0; i < j->t->n_cases; i++) tower |= j->t->c[i].gate.present;
@@ -141,6 +163,7 @@ lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err) {
                           .sha256 = j->t->sha256};
         LM_TRY(lm_ledger_add(j->l, &claim, err));
     }
+    LM_TRY(claim_softcap(j, err));
     if (!tower) return LM_OK;
     uint32_t files;
     uint64_t bytes, total = 0;

@@ -265,6 +265,7 @@ static lm_status read_metadata(reader *r) {
     LM_TRY(get_number(r, "float64_max_dlogit", &b));
     t->noise = a > b ? a : b;
     LM_TRY(get_number(r, "embed_scale_bf16", &t->embed_scale_bf16));
+    LM_TRY(get_number(r, "final_logit_softcapping", &t->final_softcap));
     for (uint32_t i = 0; i < t->file->meta.n; i++) LM_TRY(get_case_meta(r, &t->file->meta.entry[i]));
     return LM_OK;
 }
@@ -284,7 +285,7 @@ lm_status lm_trace_open(const char *path, const lm_program *p, lm_trace **out, l
         return lm_fail_nomem(err, "a trace", sizeof *t);
     }
     reader r = {.path = path, .p = p, .t = t, .err = err};
-    t->embed_scale_bf16 = NAN;
+    t->embed_scale_bf16 = t->final_softcap = NAN;
     t->n_layers = p->n_layers;
     lm_status s = lm_safetensors_open(path, &t->file, err);
     if (s == LM_OK) s = read_tensors(&r);

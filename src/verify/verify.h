@@ -40,7 +40,8 @@ typedef struct lm_trace {
     const char *weights_sha256; /* NULL: unbound */
     const char *dtype;          /* what the reference computed in; "" when it doesn't say */
     double noise;               /* the larger of the recorded numeric ones; 0: none recorded */
-    double embed_scale_bf16;    /* NAN: not recorded */
+    double embed_scale_bf16;    /* NAN: not recorded; the next, too */
+    double final_softcap;
     lm_trace_case *c;
     uint32_t n_cases;
     uint32_t n_layers;
