@@ -32,7 +32,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench bench-peers demo install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench bench-peers demo ledger install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -106,6 +106,9 @@ aarch64:
 FILE ?=
 demo: all
 	@B=$(B) tools/demo $(FILE)
+ledger: all
+	@B=$(B) tools/ledger > $(B)/LEDGER.md || { rc=$$?; tail -n 20 $(B)/LEDGER.md; exit $$rc; }
+	@mv $(B)/LEDGER.md docs/LEDGER.md && tail -n 1 docs/LEDGER.md
 
 MODEL ?= $(CACHE)/SmolLM2-135M-Instruct.Q4_1.gguf
 BENCH ?= -p 512 -n 128 --depth 0,2048 --batch 1,8 --lanes f32,i8
@@ -156,6 +159,7 @@ help:
 	@echo "make test-peers llama.cpp continues the traces from the GGUF files that lemma writes"
 	@echo "make aarch64    build-aarch64/lemma, built here for AArch64 (native there: make)"
 	@echo "make demo       fetch a real model, prove it, run it (FILE=PATH: a copy that is here already)"
+	@echo "make ledger     measure every model that is here, and write docs/LEDGER.md"
 	@echo "make asan       the tests under AddressSanitizer and UBSan"
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"
 	@echo "make bench      speed as a share of this machine's limits"
