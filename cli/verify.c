@@ -74,7 +74,8 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
     uint32_t most = f->all ? LM_CLI_MAX_ARGS : listed ? 1 : 2;
     if (args->n > most)
-        return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most], listed ? "one MODEL" : "MODEL [TRACE]");
+        return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most],
+                            listed ? "one MODEL" : "MODEL [TRACE]");
     lm_cli_catch_interrupts();
     if (f->all) return lm_cli_verify_all(args, f->models, o, f->markdown ? LM_CLI_MARKDOWN : f->json ? LM_CLI_JSON : LM_CLI_TEXT);
     if (listed) return lm_cli_verify_ids(args->s[0], &o->run, &f->ids, &f->expect, f->topk, f->json);
@@ -101,14 +102,14 @@ int lm_cli_verify(int argc, char **argv) {
         LM_CLI_JSON_OPT(&f.json),
         {NULL},
     };
-    int rc = lm_cli_parse(
-        "verify",
-        "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n\n"
-        "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
-        "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
-        "continuation against a list. The last line counts the claims. Exit status: 0 something was measured and nothing is\n"
-        "refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
-        opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
+    int rc =
+        lm_cli_parse("verify",
+                     "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n\n"
+                     "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
+                     "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
+                     "continuation against a list. The last line counts the claims. Exit status: 0 something was measured and nothing is\n"
+                     "refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
+                     opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
     o.run.progress = lm_cli_progress;
     o.run.interrupted = lm_cli_interrupted;

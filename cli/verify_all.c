@@ -26,7 +26,7 @@ static const char *last_name(const char *path) {
     return slash && slash[1] ? slash + 1 : path;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- running -------------------------------------------------------------------------------------------------------- */
 static bool is_wrong_input(lm_status s) { return s != LM_UNSUPPORTED && s != LM_MISSING; }
 
 /* False: stop, *rc says why. */
@@ -66,14 +66,16 @@ static bool run_row(row *r, const lm_verify_options *options, table *t, int *rc)
     return true;
 }
 
-/* ---- numbers in words ----------------------------------------------------------------------------------------------------------------- */
+/* ---- numbers in words ----------------------------------------------------------------------------------------------- */
 static const char *say_cosine(const lm_summary *s, char buf[48]) {
     const lm_worst_value *c = &s->cosine;
     const char *note = isnan(c->limit) ? " (reported)" : "";
     if (!c->any) return "-";
     if (isnan(c->value)) return "not finite";
-    if (c->value > 0.999) snprintf(buf, 48, "1 - %.1e%s", fmax(0, 1 - c->value), note);
-    else snprintf(buf, 48, "%.4f%s", c->value, note);
+    if (c->value > 0.999)
+        snprintf(buf, 48, "1 - %.1e%s", fmax(0, 1 - c->value), note);
+    else
+        snprintf(buf, 48, "%.4f%s", c->value, note);
     return buf;
 }
 
@@ -92,7 +94,7 @@ static const char *say_agreement(const lm_summary *s, char buf[48]) {
     return buf;
 }
 
-/* ---- text ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- text ----------------------------------------------------------------------------------------------------------- */
 static void text_row(const row *r) {
     char cosine[48], difference[48];
     const lm_summary *s = &r->s;
@@ -125,7 +127,7 @@ static void text_end(const table *t) {
     printf("\n%u proven, %u open, %u refuted\n", t->proven, t->open, t->refuted);
 }
 
-/* ---- JSON ------------------------------------------------------------------------------------------------------------------------------- */
+/* ---- JSON ----------------------------------------------------------------------------------------------------------- */
 static void json_text(const char *key, const char *s, const char *after) {
     printf("\"%s\": ", key);
     lm_cli_json_text(stdout, s, strlen(s));
@@ -133,8 +135,10 @@ static void json_text(const char *key, const char *s, const char *after) {
 }
 
 static void json_number(const char *key, bool any, double v, const char *after) {
-    if (any && isfinite(v)) printf("\"%s\": %.9g%s", key, v, after);
-    else printf("\"%s\": null%s", key, after);
+    if (any && isfinite(v))
+        printf("\"%s\": %.9g%s", key, v, after);
+    else
+        printf("\"%s\": null%s", key, after);
 }
 
 static bool json_row(const row *r) {
@@ -173,7 +177,7 @@ static bool json_all(const table *t, int rc) {
     return true;
 }
 
-/* ---- Markdown ----------------------------------------------------------------------------------------------------------------------------- */
+/* ---- Markdown ------------------------------------------------------------------------------------------------------- */
 /* In a cell: bars would end it. */
 static void cell(const char *s) {
     for (; *s; s++) {
@@ -187,8 +191,9 @@ static void markdown_row(const row *r) {
     const lm_summary *s = &r->s;
     printf("| %s | ", lm_verdict_name(s->verdict));
     cell(r->pair->model);
-    printf(" | %s | %s %s | %u | %u | %u | %s | %s | %s | %.16s | %.16s |\n", last_name(r->pair->trace), s->backend, s->lane, r->proven, r->open,
-           r->refuted, say_cosine(s, a), say_difference(s, b), say_agreement(s, c), s->portable ? s->logits_sha256 : "-", s->trace_sha256);
+    printf(" | %s | %s %s | %u | %u | %u | %s | %s | %s | %.16s | %.16s |\n", last_name(r->pair->trace), s->backend, s->lane, r->proven,
+           r->open, r->refuted, say_cosine(s, a), say_difference(s, b), say_agreement(s, c), s->portable ? s->logits_sha256 : "-",
+           s->trace_sha256);
 }
 
 /* Claims of one verdict, a bullet each. */
@@ -231,7 +236,7 @@ static void markdown_all(const table *t) {
     printf("\n%u proven, %u open, %u refuted\n", t->proven, t->open, t->refuted);
 }
 
-/* ---- the whole ------------------------------------------------------------------------------------------------------------------------------ */
+/* ---- the whole ------------------------------------------------------------------------------------------------------ */
 static int exit_status(const table *t) {
     if (t->refuted) return 1;
     return t->failed ? 2 : t->measured ? 0 : 3;
@@ -253,9 +258,12 @@ static int judge(table *t, const lm_pairs *pairs, lm_verify_options *o, lm_cli_f
         }
     }
     rc = exit_status(t);
-    if (format == LM_CLI_TEXT) text_end(t);
-    else if (format == LM_CLI_MARKDOWN) markdown_all(t);
-    else if (!json_all(t, rc)) return lm_cli_error("verify", &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
+    if (format == LM_CLI_TEXT)
+        text_end(t);
+    else if (format == LM_CLI_MARKDOWN)
+        markdown_all(t);
+    else if (!json_all(t, rc))
+        return lm_cli_error("verify", &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
     if (rc == 3) fputs("lemma verify: no gate could be evaluated: the folders hold no model with a trace\n", stderr);
     return rc;
 }

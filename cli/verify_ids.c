@@ -4,7 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct candidate { uint32_t id; double logit; } candidate;
+typedef struct candidate {
+    uint32_t id;
+    double logit;
+} candidate;
 
 typedef struct step {
     int32_t ours;
@@ -57,7 +60,7 @@ static bool on_row(void *ctx, const lm_logits *l) {
     return s->finite; /* a NaN has no arg-max: the run ends here */
 }
 
-/* ---- output ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- output --------------------------------------------------------------------------------------------------------- */
 static void json_ids(const char *key, const greedy *g, bool ours, uint32_t n) {
     printf("\"%s\": [", key);
     for (uint32_t i = 0; i < n; i++) printf("%s%d", i ? ", " : "", ours ? g->step[i].ours : g->expect->id[i]);
@@ -71,10 +74,12 @@ static void print_json(const greedy *g, const lm_model_info *info, uint32_t done
     printf("\"expect_match\": %s, \"logits_sha256\": \"%s\",\n \"steps\": [", match ? "true" : "false", hex);
     for (uint32_t i = 0; i < done; i++) {
         const step *s = &g->step[i];
-        printf("%s\n  {\"id\": %d, \"logit\": %.9g, \"logprob\": %.9g, \"expected\": %d, \"expected_logit\": %.9g, \"expected_logprob\": %.9g, \"top\": [",
+        printf("%s\n  {\"id\": %d, \"logit\": %.9g, \"logprob\": %.9g, \"expected\": %d, \"expected_logit\": %.9g, \"expected_logprob\": "
+               "%.9g, \"top\": [",
                i ? "," : "", s->ours, s->logit, s->logit - s->log_sum, g->expect->id[i], s->expected_logit, s->expected_logit - s->log_sum);
         for (uint32_t k = 0; k < g->topk; k++)
-            printf("%s{\"id\": %u, \"logit\": %.9g, \"logprob\": %.9g}", k ? ", " : "", s->top[k].id, s->top[k].logit, s->top[k].logit - s->log_sum);
+            printf("%s{\"id\": %u, \"logit\": %.9g, \"logprob\": %.9g}", k ? ", " : "", s->top[k].id, s->top[k].logit,
+                   s->top[k].logit - s->log_sum);
         fputs("]}", stdout);
     }
     printf("],\n \"proven\": %d, \"open\": 0, \"refuted\": %d}\n", match, !match);
@@ -113,7 +118,7 @@ static void print_text(const greedy *g, const lm_model_info *info, const char *m
     printf("\n%d proven, 0 open, %d refuted\n", match, !match);
 }
 
-/* ---- the run ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the run -------------------------------------------------------------------------------------------------------- */
 static lm_status run(greedy *g, lm_session *s, const lm_cli_ids *ids, bool *finite, lm_error *err) {
     *finite = true;
     while (g->n < g->expect->n) {
@@ -143,8 +148,10 @@ static int report(const greedy *g, lm_model *m, const char *model, bool finite, 
     lm_logits_hash_hex(g->hash, hex);
     lm_cli_progress_end();
     for (uint32_t i = 0; i < done; i++) match &= g->step[i].ours == g->expect->id[i];
-    if (json) print_json(g, &info, done, match, hex);
-    else print_text(g, &info, model, done, match, hex);
+    if (json)
+        print_json(g, &info, done, match, hex);
+    else
+        print_text(g, &info, model, done, match, hex);
     return !match;
 }
 
@@ -180,10 +187,8 @@ static int with_model(lm_model *m, greedy *g, const char *model, const lm_eviden
 
 int lm_cli_verify_ids(const char *model, const lm_evidence_options *run_options, const lm_cli_ids *ids, const lm_cli_ids *expect,
                       uint32_t topk, bool json) {
-    lm_model_options mo = {.backend = run_options->backend,
-                           .lane = run_options->lane,
-                           .cpu_level = run_options->cpu_level,
-                           .threads = run_options->threads};
+    lm_model_options mo = {
+        .backend = run_options->backend, .lane = run_options->lane, .cpu_level = run_options->cpu_level, .threads = run_options->threads};
     lm_model *m = NULL;
     lm_error err = {0};
     greedy g = {.expect = expect, .topk = topk};

@@ -38,7 +38,7 @@ typedef struct walk {
 
 static lm_status no_memory(walk *w) { return lm_fail_nomem(w->err, "the list of models", 0); }
 
-/* ---- text ----------------------------------------------------------------------------------------------------------------------- */
+/* ---- text ----------------------------------------------------------------------------------------------------------- */
 static bool ends_with(const char *s, const char *end) {
     size_t n = strlen(s), k = strlen(end);
     return n >= k && !strcmp(s + n - k, end);
@@ -76,7 +76,7 @@ static const char *join(lm_arena *a, const char *dir, const char *name) {
     return path;
 }
 
-/* ---- lists of names ------------------------------------------------------------------------------------------------------------- */
+/* ---- lists of names ------------------------------------------------------------------------------------------------- */
 static bool names_add(names *l, const char *s) {
     if (l->n == l->cap) {
         uint32_t cap = l->cap ? 2 * l->cap : 32;
@@ -110,7 +110,7 @@ static lm_status read_dir(walk *w, const char *dir, names *out) {
     return LM_OK;
 }
 
-/* ---- pairs ------------------------------------------------------------------------------------------------------------------------ */
+/* ---- pairs ---------------------------------------------------------------------------------------------------------- */
 static lm_status add(walk *w, const lm_pair *pair) {
     lm_pairs *p = w->p;
     if (!pair->model || !pair->model_path || !pair->trace || !pair->trace_path || !pair->open) return no_memory(w);
@@ -185,7 +185,7 @@ static lm_status visit(walk *w, const char *dir, uint32_t depth) {
     return st;
 }
 
-/* ---- traces.txt ------------------------------------------------------------------------------------------------------------------- */
+/* ---- traces.txt ----------------------------------------------------------------------------------------------------- */
 /* The model of a line: beside the list, or in the folder of models under its own last name. *path "": not here. */
 static lm_status find_model(walk *w, const char *dir, const char *name, const char **shown, const char **path) {
     const char *slash = strrchr(name, '/');
@@ -229,16 +229,20 @@ static lm_status add_line(walk *w, const char *dir, const char *list, uint64_t a
     lm_arena *a = w->p->arena;
     lm_pair p = {.trace = "", .trace_path = "", .open = ""};
     if (n < 3 || !*f[0] || !*f[1])
-        return lm_fail_at(w->err, LM_FORMAT, list, at, NULL, "line %u: wanted MODEL | TRACE | same or converted | what would close it", line);
+        return lm_fail_at(w->err, LM_FORMAT, list, at, NULL, "line %u: wanted MODEL | TRACE | same or converted | what would close it",
+                          line);
     p.converted = !strcmp(f[2], "converted");
     if (!p.converted && strcmp(f[2], "same"))
         return lm_fail_at(w->err, LM_FORMAT, list, at, NULL, "line %u: '%.40s' is neither same nor converted", line, f[2]);
     LM_TRY(find_model(w, dir, f[0], &p.model, &p.model_path));
     LM_TRY(find_trace(w, dir, f[1], p.model_path, &p.trace, &p.trace_path));
     if (!*p.model_path || !*p.trace_path) {
-        if (n > 3 && *f[3]) p.open = lm_arena_printf(a, "%s", f[3]);
-        else if (!*p.model_path) p.open = lm_arena_printf(a, "needs the model's file %s", f[0]);
-        else p.open = *p.trace ? lm_arena_printf(a, "needs the trace %s", p.trace) : NEEDS_TRACE;
+        if (n > 3 && *f[3])
+            p.open = lm_arena_printf(a, "%s", f[3]);
+        else if (!*p.model_path)
+            p.open = lm_arena_printf(a, "needs the model's file %s", f[0]);
+        else
+            p.open = *p.trace ? lm_arena_printf(a, "needs the trace %s", p.trace) : NEEDS_TRACE;
     }
     p.model = lm_arena_printf(a, "%s", p.model);
     if (!p.model || !p.open) return no_memory(w);
@@ -250,7 +254,8 @@ static lm_status add_line(walk *w, const char *dir, const char *list, uint64_t a
 static lm_status read_lines(walk *w, const char *dir, const char *list, char *text, size_t n) {
     char *next;
     uint32_t line = 1;
-    if (memchr(text, 0, n) || !lm_utf8_valid((const uint8_t *)text, n)) return lm_fail_at(w->err, LM_FORMAT, list, LM_NO_OFFSET, NULL, "is no UTF-8 text");
+    if (memchr(text, 0, n) || !lm_utf8_valid((const uint8_t *)text, n))
+        return lm_fail_at(w->err, LM_FORMAT, list, LM_NO_OFFSET, NULL, "is no UTF-8 text");
     for (char *s = text; s; s = next, line++) {
         char *f[MAX_FIELDS], *start = s;
         uint32_t fields = 0;
@@ -283,7 +288,7 @@ static lm_status read_list(walk *w, const char *dir) {
     return st;
 }
 
-/* ---- the whole -------------------------------------------------------------------------------------------------------------------- */
+/* ---- the whole ------------------------------------------------------------------------------------------------------ */
 static int by_model(const void *a, const void *b) {
     const lm_pair *x = a, *y = b;
     int d = strcmp(x->model, y->model);

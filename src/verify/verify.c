@@ -33,9 +33,9 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
                    "of the folder that the file says it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
     if (strcmp(hex, want) && j->o->converted)
-        return add(j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
-                   lm_say(j->l, "said to be converted from weights %.16s: needs a conversion that records them (lemma quantize does)", want),
-                   err);
+        return add(
+            j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
+            lm_say(j->l, "said to be converted from weights %.16s: needs a conversion that records them (lemma quantize does)", want), err);
     *refuted = strcmp(hex, want) != 0;
     return add(j, *refuted ? LM_REFUTED : LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),
                *refuted ? lm_say(j->l, "the trace was made from weights %.16s; give the model that it was made from", want) : NULL, err);

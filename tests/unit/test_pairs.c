@@ -132,7 +132,9 @@ static void test_list(void **state) {
 
 static void test_wrong_lists(void **state) {
     (void)state;
-    static const struct { const char *text, *says; } bad[] = {
+    static const struct {
+        const char *text, *says;
+    } bad[] = {
         {"a.gguf\n", "line 1: wanted"},
         {"# x\na.gguf | t\n", "line 2: wanted"},
         {"a.gguf | t | alike\n", "line 1: 'alike' is neither"},
@@ -178,8 +180,10 @@ static void test_out_of_memory(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(test_beside, begin, end),       cmocka_unit_test_setup_teardown(test_links_are_not_entered, begin, end),
-        cmocka_unit_test_setup_teardown(test_list, begin, end),         cmocka_unit_test_setup_teardown(test_wrong_lists, begin, end),
+        cmocka_unit_test_setup_teardown(test_beside, begin, end),
+        cmocka_unit_test_setup_teardown(test_links_are_not_entered, begin, end),
+        cmocka_unit_test_setup_teardown(test_list, begin, end),
+        cmocka_unit_test_setup_teardown(test_wrong_lists, begin, end),
         cmocka_unit_test_setup_teardown(test_out_of_memory, begin, end),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
