@@ -20,7 +20,7 @@
 typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16 } lm_int_lane;
 
 #define LM_INT_BLK 32u
-#define LM_INT_GEMV 8u      /* up to so many tokens may go straight from the packed form */
+#define LM_INT_GEMV 24u     /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
 #define LM_INT_GROUP 44u    /* tiles that a task takes at a time */
 

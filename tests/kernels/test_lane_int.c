@@ -94,7 +94,7 @@ static float plain_segment(const problem *p, lm_int_lane lane, uint32_t row, uin
     float acc = 0;
     for (uint32_t b = b0; b < b1; b++) {
         int8_t q[256];
-        float scale[16], min[16], part[2], sum[2];
+        float scale[16], min[16], part[2] = {0}, sum[2] = {0};
         double v[32], dx;
         quantised(lane, x + b * 32, 32, v, &dx);
         t->ints(raw + (size_t)(b * 32 / t->block) * t->bytes, q, scale, min);

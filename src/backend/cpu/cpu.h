@@ -90,8 +90,8 @@ bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
 extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_mla, lm_cpu_index, lm_cpu_route, lm_cpu_conv, lm_cpu_delta;
 
 /* lanes.c: products in the lane that configure chose for them. */
-/* Whether a device of this lane quantizes the inputs of an op's products; sets the op's lanes. */
-void lm_cpu_choose_lane(const lm_device *d, const lm_op *op, lm_cpu_op *out);
+/* How a device of its lane quantizes the inputs of an op's products. */
+void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
 typedef struct lm_cpu_product {
     const lm_cpu *f;
     lm_int_lane lane; /* LM_INT_NONE: float */

@@ -2,12 +2,21 @@
 #include "backend/cpu/cpu.h"
 #include <string.h>
 
-void lm_cpu_choose_lane(const lm_device *d, const lm_op *op, lm_cpu_op *out) {
+/* Whether an op's result goes into an activation: FFN gate and up. */
+static bool activated(const lm_program *p, const lm_op *op) {
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const lm_op *o = &p->op[i];
+        if ((o->kind == LM_OP_GATED || o->kind == LM_OP_ACT) && (o->a == op->out || o->b == op->out)) return true;
+    }
+    return false;
+}
+/* mixed: i8 only where an activation follows. Those are about half of the work and a quarter of the error (docs/lanes.md has the table). */
+void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out) {
     const bool i8 = strcmp(d->lane, "i8") == 0, i16 = strcmp(d->lane, "i16") == 0, mixed = strcmp(d->lane, "mixed") == 0;
     const lm_packed_matrix *w = d->weight;
     out->lane = out->down = LM_INT_NONE;
     if (!i8 && !i16 && !mixed) return;
-    if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = i16 || (mixed && op->linear.split) ? LM_INT_16 : LM_INT_8;
+    if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = i8 || (mixed && activated(p, op)) ? LM_INT_8 : LM_INT_16;
     if (op->kind != LM_OP_EXPERTS) return;
     if (lm_int_fits(&w[op->w]) && lm_int_fits(&w[op->w2])) out->lane = i16 ? LM_INT_16 : LM_INT_8; /* they share their input */
     if (lm_int_fits(&w[op->w3])) out->down = i8 ? LM_INT_8 : LM_INT_16;
