@@ -32,7 +32,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib aarch64 test test-peers unit asan fuzz fuzz-targets bench bench-peers demo ledger install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib aarch64 aarch64-kernels test test-peers unit asan fuzz fuzz-targets bench bench-peers demo ledger install uninstall clean help setup format format-check check-includes check-setup FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
@@ -97,10 +97,13 @@ test-peers: all
 # ---- AArch64 from another machine: build-aarch64/lemma, which qemu-aarch64 -L /usr/aarch64-linux-gnu runs. On AArch64 itself `make` does. ----
 # tools/setup keeps the libraries outside the tree and outside the system's package state; they are linked statically, the C library is not.
 SYSROOT := $(CACHE)/aarch64-sysroot/usr
+CROSS = CFLAGS="-isystem $(SYSROOT)/include -isystem $(SYSROOT)/include/aarch64-linux-gnu" LDFLAGS="-L$(SYSROOT)/lib/aarch64-linux-gnu" \
+    $(MAKE) --no-print-directory -j$(JOBS) B=build-aarch64 CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar
 aarch64:
 	@LEMMA_SYSROOT=$(SYSROOT) tools/setup --quiet cross
-	@CFLAGS="-isystem $(SYSROOT)/include -isystem $(SYSROOT)/include/aarch64-linux-gnu" LDFLAGS="-L$(SYSROOT)/lib/aarch64-linux-gnu" \
-	    $(MAKE) --no-print-directory -j$(JOBS) B=build-aarch64 CC=aarch64-linux-gnu-gcc AR=aarch64-linux-gnu-ar build-aarch64/lemma
+	@$(CROSS) build-aarch64/lemma
+aarch64-kernels: aarch64
+	@$(CROSS) $(addprefix build-aarch64/tests/kernels/test_,product vector lane_int)
 
 # ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
 FILE ?=
