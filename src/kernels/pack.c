@@ -10,7 +10,7 @@ static const struct {
     [LM_PACK_GENERIC] = {"", 0, 0},       [LM_PACK_F32] = {"F32", 0, 0},        [LM_PACK_F16] = {"F16", 0, 0},
     [LM_PACK_BF16] = {"BF16", 0, 0},      [LM_PACK_Q4_0] = {"Q4_0", 64, 576},   [LM_PACK_Q4_1] = {"Q4_1", 64, 640},
     [LM_PACK_Q8_0] = {"Q8_0", 64, 1088},  [LM_PACK_Q4_K] = {"Q4_K", 256, 2368}, [LM_PACK_Q5_K] = {"Q5_K", 256, 2880},
-    [LM_PACK_Q6_K] = {"Q6_K", 256, 3392},
+    [LM_PACK_Q6_K] = {"Q6_K", 256, 3392}, [LM_PACK_Q5_0] = {"Q5_0", 64, 704},
 };
 
 static lm_pack pack_of(const lm_dtype *type) {
@@ -65,6 +65,17 @@ static void put_32(uint8_t *dst, uint32_t r, const uint8_t *src, uint32_t n_bloc
     }
 }
 
+/* Q5_0: as Q4_0; a row's 32 fifth bits are regrouped by k mod 4 */
+static void put_q5_0(uint8_t *dst, uint32_t r, const uint8_t *src, uint32_t n_blocks) {
+    for (uint32_t b = 0; b < n_blocks; b++, src += 22) {
+        uint8_t *g = dst + (size_t)(b / 2) * 704, fifth[4] = {0};
+        memcpy(g + (b & 1) * 32 + 2 * r, src, 2);
+        put_words(g + 64 + (size_t)(b & 1) * 256, r, src + 6, 4, 0);
+        for (uint32_t k = 0; k < 32; k++) fifth[k % 4] |= (uint8_t)((src[2 + k / 8] >> (k % 8) & 1) << (k / 4));
+        put_words(g + 576 + (size_t)(b & 1) * 64, r, fifth, 1, 0);
+    }
+}
+
 /* Q4_K and Q5_K: 8 six-bit scales and mins in 12 bytes */
 static void put_k45(uint8_t *dst, uint32_t r, const uint8_t *src, uint32_t n_blocks, bool five) {
     for (uint32_t b = 0; b < n_blocks; b++, src += five ? 176 : 144, dst += five ? 2880 : 2368) {
@@ -99,6 +110,7 @@ void lm_packed_strip(lm_packed_matrix *m, uint32_t mat, uint32_t s, const uint8_
         switch (m->pack) {
         case LM_PACK_Q4_0: put_32(dst, r, src, n, 1, 4, 576); break;
         case LM_PACK_Q4_1: put_32(dst, r, src, n, 2, 4, 640); break;
+        case LM_PACK_Q5_0: put_q5_0(dst, r, src, n); break;
         case LM_PACK_Q8_0: put_32(dst, r, src, n, 1, 8, 1088); break;
         case LM_PACK_Q4_K: put_k45(dst, r, src, n, false); break;
         case LM_PACK_Q5_K: put_k45(dst, r, src, n, true); break;

@@ -6,6 +6,7 @@
  *   Q8_0 per 64 k (1088 B): d f16 [2][16]; 2×8 lines, line j of a 32-block = its k 4j…4j+3, q + 128
  *   Q4_0 per 64 k (576 B):  d f16 [2][16]; 2×4 lines, line j = low nibbles k 4j…, high nibbles k 16+4j…
  *   Q4_1 per 64 k (640 B):  d f16 [2][16], m f16 [2][16]; lines as Q4_0
+ *   Q5_0 per 64 k (704 B):  d f16 [2][16]; lines as Q4_0; 2 lines of fifth bits: bit s of a byte = k 4s…
  *   Q4_K per 256 k (2368 B): d, dmin f16 [16]; scales u8 [8][16]; mins u8 [4][16][2]; 32 lines, line j = low nibbles k 64⌊j/8⌋+4(j%8)…, high k 32 further
  *   Q5_K per 256 k (2880 B): as Q4_K, then 8 lines of fifth bits: line j, bit s of a byte = k 32s+4j…
  *   Q6_K per 256 k (3392 B): d f16 [16], 32 B zero; scales s8 [16][16]; 32 lines of low nibbles and 16 of high bits, the rows' raw words in order
@@ -17,7 +18,7 @@
 
 typedef enum lm_pack {
     LM_PACK_GENERIC, LM_PACK_F32, LM_PACK_F16, LM_PACK_BF16, LM_PACK_Q4_0, LM_PACK_Q4_1, LM_PACK_Q8_0, LM_PACK_Q4_K, LM_PACK_Q5_K, LM_PACK_Q6_K,
-    LM_PACK_COUNT
+    LM_PACK_Q5_0, LM_PACK_COUNT
 } lm_pack;
 
 typedef struct lm_packed_matrix {

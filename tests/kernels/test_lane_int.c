@@ -201,9 +201,9 @@ static void every_type(void **state) {
 static void token_counts(void **state) {
     (void)state;
     static const uint32_t T[] = {10, 11, 12, 13, 17, 44, 45, 255, 256, 257, 300};
-    static const char *const type[] = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K"};
+    static const char *const type[] = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "Q5_0"};
     for (size_t i = 0; i < sizeof T / sizeof *T; i++) {
-        const lm_dtype *t = lm_dtype_by_name(type[i % 6]);
+        const lm_dtype *t = lm_dtype_by_name(type[i % 7]);
         check(t, T[i] > 40 ? 17 : 70, t->block == 256 ? 512 : 32 * (1 + kern_below(12)), T[i], i & 1, false);
     }
 }
@@ -221,7 +221,7 @@ static void quantises(void **state) {
     for (uint32_t t = 0; t < 6; t++) {
         row[t] = x[t];
         random_x(x[t], K);
-        for (uint32_t i = 0; i < 32; i++) x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 119.5f) * (i == 0); /* halves */
+        for (uint32_t i = 0; i < 32; i++) x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 135.0f) * (i == 0); /* row 0: up to 127, so halves stay halves */
     }
     x[1][40] = INFINITY, x[2][70] = -NAN, x[3][100] = 3e38f, x[4][130] = 0x1p-149f, x[5][32] = -INFINITY;
     uint8_t plain[6 * (K / 32) * 80], got[sizeof plain];

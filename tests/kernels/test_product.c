@@ -144,7 +144,7 @@ static void every_type(void **state) {
 static void token_counts(void **state) {
     (void)state;
     static const uint32_t T[] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 32, 44, 45, 255, 256, 257};
-    static const char *const type[] = {"F32", "BF16", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K"};
+    static const char *const type[] = {"F32", "BF16", "F16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q3_K", "Q5_0"};
     for (size_t i = 0; i < sizeof T / sizeof *T; i++)
         for (size_t j = 0; j < sizeof type / sizeof *type; j++) {
             const lm_dtype *t = named(type[j]);

@@ -20,6 +20,10 @@ LM_INLINE lm_int_place place_q4_0(const uint8_t *s, uint32_t b) {
     const uint8_t *g = s + (size_t)(b / 2) * 576;
     return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 64 + 256 * (b & 1)};
 }
+LM_INLINE lm_int_place place_q5_0(const uint8_t *s, uint32_t b) {
+    const uint8_t *g = s + (size_t)(b / 2) * 704;
+    return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 64 + 256 * (b & 1), .high = g + 576 + 64 * (b & 1)};
+}
 LM_INLINE lm_int_place place_q4_1(const uint8_t *s, uint32_t b) {
     const uint8_t *g = s + (size_t)(b / 2) * 640;
     return (lm_int_place){.group = g + 32 * (b & 1), .line = g + 128 + 256 * (b & 1)};
@@ -27,6 +31,9 @@ LM_INLINE lm_int_place place_q4_1(const uint8_t *s, uint32_t b) {
 LM_INLINE vi quad_q4(const lm_int_place *p, uint32_t j) {
     const vi x = i_load(p->line + 64 * (j & 3));
     return j < 4 ? low_nibbles(x) : high_nibbles(x);
+}
+LM_INLINE vi quad_q5_0(const lm_int_place *p, uint32_t j) {
+    return i_or(quad_q4(p, j), i_sll(i_and(i_srl(i_load(p->high), (int)j), LM_BYTES(1u)), 4));
 }
 LM_INLINE vf half_scale(const lm_int_place *p, uint32_t b, uint32_t half) {
     (void)b, (void)half;
@@ -148,6 +155,7 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
         } \
     }
 LM_INT_GEMV_TYPE(q4_0, place_q4_0, quad_q4, half_scale, NULL, 8, 1, 288)
+LM_INT_GEMV_TYPE(q5_0, place_q5_0, quad_q5_0, half_scale, NULL, 16, 1, 352)
 LM_INT_GEMV_TYPE(q4_1, place_q4_1, quad_q4, half_scale, min_q4_1, 0, 1, 320)
 LM_INT_GEMV_TYPE(q4_k, place_q4_k, quad_q4_k, scale_k45, min_k45, 0, 1, 296)
 LM_INT_GEMV_TYPE(q5_k, place_q5_k, quad_q5_k, scale_k45, min_k45, 0, 1, 360)
@@ -158,4 +166,4 @@ LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1, 544)
 #else
 #define LM_INT_GEMV_Q8 NULL
 #endif
-#define LM_INT_GEMVS {NULL, NULL, NULL, NULL, int_gemv_q4_0, int_gemv_q4_1, LM_INT_GEMV_Q8, int_gemv_q4_k, int_gemv_q5_k, int_gemv_q6_k}
+#define LM_INT_GEMVS {NULL, NULL, NULL, NULL, int_gemv_q4_0, int_gemv_q4_1, LM_INT_GEMV_Q8, int_gemv_q4_k, int_gemv_q5_k, int_gemv_q6_k, int_gemv_q5_0}

@@ -40,6 +40,19 @@ static void int_unpack_q4_0(const lm_dtype *type, const uint8_t *strip, uint32_t
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
     }
 }
+static void int_unpack_q5_0(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
+    (void)type;
+    for (uint32_t b = 0; b < n; b++) {
+        ask_ahead(strip, b, 352);
+        const uint8_t *g = strip + (size_t)(b / 2) * 704;
+        const vi fifth = i_load(g + 576 + 64 * (b & 1));
+        for (uint32_t j = 0; j < 8; j++) {
+            const vi x = i_load(g + 64 + 256 * (b & 1) + 64 * (j & 3)), top = i_sll(i_and(i_srl(fifth, (int)j), LM_BYTES(1u)), 4);
+            put_line(o, b, j, slot, i_add(i_or(j < 4 ? low_nibbles(x) : high_nibbles(x), top), LM_BYTES(112u)));
+        }
+        put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
+    }
+}
 static void int_unpack_q4_1(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *o) {
     (void)type;
     for (uint32_t b = 0; b < n; b++) {
@@ -118,4 +131,5 @@ static void int_unpack_generic(const lm_dtype *type, const uint8_t *strip, uint3
         }
 }
 #define LM_INT_UNPACK \
-    {int_unpack_generic, NULL, NULL, NULL, int_unpack_q4_0, int_unpack_q4_1, int_unpack_q8_0, int_unpack_q4_k, int_unpack_q5_k, int_unpack_q6_k}
+    {int_unpack_generic, NULL, NULL, NULL, int_unpack_q4_0, int_unpack_q4_1, int_unpack_q8_0, int_unpack_q4_k, int_unpack_q5_k, int_unpack_q6_k, \
+     int_unpack_q5_0}

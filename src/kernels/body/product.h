@@ -29,6 +29,18 @@ LM_INLINE void quad_q4_0(const lm_scales *s, uint32_t j, vf w[4]) {
     vi x = i_srl(i_load(s->lines + 64 * j), s->shift);
     LM_UNROLL for (int b = 0; b < 4; b++) w[b] = v_mul(s->a, v_nibble_m8(i_srl(x, 8 * b)));
 }
+LM_INLINE lm_scales begin_q5_0(const uint8_t *s, uint32_t k) {
+    const uint8_t *g = s + (size_t)(k / 64) * 704;
+    uint32_t odd = k / 32 & 1;
+    return (lm_scales){.a = v_load_f16(g + 32 * odd), .lines = g + 64 + 256 * odd, .high = 512 - 192 * odd};
+}
+LM_INLINE void quad_q5_0(const lm_scales *s, uint32_t j, vf w[4]) {
+    vi x = i_srl(i_load(s->lines + 64 * (j & 3)), j >= 4 ? 4 : 0), h = i_srl(i_load(s->lines + s->high), (int)j);
+    LM_UNROLL for (int b = 0; b < 4; b++) {
+        vi q = i_or(i_and(i_srl(x, 8 * b), i_set(15)), i_and(i_sll(i_srl(h, 8 * b), 4), i_set(16)));
+        w[b] = v_mul(s->a, v_cvt(i_sub(q, i_set(16))));
+    }
+}
 LM_INLINE lm_scales begin_q4_1(const uint8_t *s, uint32_t k) {
     const uint8_t *g = s + (size_t)(k / 64) * 640;
     uint32_t odd = k / 32 & 1;
@@ -164,6 +176,7 @@ LM_PACKED_TYPE(q8_0, begin_q8_0, quad_q8_0, 32, 4)
 LM_PACKED_TYPE(q4_k, begin_q4_k, quad_q4_k, 32, 4)
 LM_PACKED_TYPE(q5_k, begin_q5_k, quad_q5_k, 32, 4)
 LM_PACKED_TYPE(q6_k, begin_q6_k, quad_q6_k, 16, 4)
+LM_PACKED_TYPE(q5_0, begin_q5_0, quad_q5_0, 32, 4)
 
 /* Any type: 16 rows' blocks, decoded one by one and turned. */
 static void unpack_generic(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst) {
