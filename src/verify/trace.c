@@ -227,6 +227,49 @@ static lm_status get_gate(reader *r, const char *key, const char *text, size_t n
     return s;
 }
 
+/* How far the reference stands from its own kin, as recorded: the worst of both distances. */
+static lm_status get_distance(reader *r, const char *key, const lm_value *v, double *top1, double *quarter, double *max) {
+    json_t *o = NULL, *q, *x;
+    size_t i;
+    LM_TRY(lm_json_parse((const uint8_t *)v->str.s, v->str.len, 0, r->path, &o, r->err));
+    double t = json_number_value(json_object_get(o, "top1")), d = json_number_value(json_object_get(o, "max_dlogprob_top64"));
+    lm_status s =
+        json_is_number(json_object_get(o, "top1")) && json_is_number(json_object_get(o, "max_dlogprob_top64")) && t >= 0 && t <= 1 && d >= 0
+            ? LM_OK
+            : BAD_META(r, key, "must record top1 (0 to 1) and max_dlogprob_top64");
+    if (s == LM_OK && t < *top1) *top1 = t;
+    if (s == LM_OK && d > *max) *max = d;
+    q = json_object_get(o, "top1_by_quarter");
+    json_array_foreach(q, i, x) if (json_is_number(x) && json_number_value(x) < *quarter) *quarter = json_number_value(x);
+    json_decref(o);
+    return s;
+}
+
+/* A trace may ask for less than the tower gate allows, never for more: a float32 reference is met exactly; a bfloat16 one to the distance
+ * that the reference keeps from its own kin, with the slack that the tower's own bounds have (0.02, 0.05 of the arg-maxes, a quarter of the
+ * log-probability). */
+static lm_status check_gate(reader *r, const lm_trace_case *c) {
+    char key[48];
+    double top1 = 1, quarter = 1, max = 0.002;
+    if (!strcmp(r->t->dtype, "bfloat16")) {
+        static const char *const kin[] = {"baseline", "vs_float32"};
+        max = 0;
+        for (int i = 0; i < 2; i++) {
+            snprintf(key, sizeof key, "c%u.%s", c->k, kin[i]);
+            const lm_value *v = lm_meta_get(&r->t->file->meta, key);
+            if (!v) return BAD_META(r, key, "is missing: a bfloat16 reference is judged by its own distances");
+            LM_TRY(get_distance(r, key, v, &top1, &quarter, &max));
+        }
+        top1 -= 0.02, quarter -= 0.05, max *= 1.25;
+    }
+    const double rounding = 1e-4; /* the bounds are written with four decimals */
+    snprintf(key, sizeof key, "c%u.gate", c->k);
+    if (c->gate.top1_min < top1 - rounding || c->gate.top1_quarter_min < quarter - rounding || c->gate.max_dlogprob > max + rounding)
+        return BAD_META(r, key, "is looser than the tower gate: it may ask for no less than top-1 %.4f, %.4f in each quarter, and %.4f",
+                        top1, quarter, max);
+    return LM_OK;
+}
+
 /* Keys of cases: cK.text, cK.gate are read, the recorded distances must at least be JSON, the rest is commentary. */
 static lm_status get_case_meta(reader *r, const lm_meta_entry *e) {
     uint32_t k = 0;
@@ -267,6 +310,8 @@ static lm_status read_metadata(reader *r) {
     LM_TRY(get_number(r, "embed_scale_bf16", &t->embed_scale_bf16));
     LM_TRY(get_number(r, "final_logit_softcapping", &t->final_softcap));
     for (uint32_t i = 0; i < t->file->meta.n; i++) LM_TRY(get_case_meta(r, &t->file->meta.entry[i]));
+    for (uint32_t i = 0; i < t->n_cases; i++)
+        if (t->c[i].gate.present) LM_TRY(check_gate(r, &t->c[i]));
     return LM_OK;
 }
 

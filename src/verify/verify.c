@@ -29,8 +29,8 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
     const lm_value *from =
         lm_meta_get(&j->e->src->meta, "lemma.source_sha256"); /* in a GGUF that lemma wrote: the folder that it was made from */
     if (from && from->kind == LM_V_STRING && !strcmp(from->str.s, want))
-        return add(j, LM_PROVEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", want),
-                   "of the folder that the file says it was converted from", err);
+        return add(j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "converted from %.16s", want),
+                   "is the file's own word: needs the folder that it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
     if (strcmp(hex, want) && j->o->converted)
         return add(
@@ -106,12 +106,50 @@ static lm_status judge_texts(lm_judge *j, lm_error *err) {
     return st;
 }
 
+/* ---- what can't be compared -----------------------------------------------------------------------------------------------------------
+ */
+/* A value that is no finite number fails its gate; here are those that no gate compares. */
+static lm_status judge_finite(lm_judge *j, const lm_tensor *t, lm_error *err) {
+    double row[256];
+    for (uint64_t at = 0, n, all = t ? t->bytes / 4 : 0; at < all; at += n) {
+        n = all - at < 256 ? all - at : 256;
+        lm_dequant_f64(t->type, t->data + at * 4, row, n);
+        for (uint64_t k = 0; k < n; k++)
+            if (!isfinite(row[k]))
+                return add(j, LM_REFUTED, "G1", lm_say(j->l, "%.80s is finite", t->name), "every value",
+                           lm_say(j->l, "%g at element %llu", row[k], (unsigned long long)(at + k)),
+                           "the reference itself holds no number there", err);
+    }
+    return LM_OK;
+}
+
+static lm_status judge_values(lm_judge *j, lm_error *err) {
+    uint32_t taps = 0;
+    for (uint32_t i = 0; i < j->t->n_cases; i++) {
+        const lm_trace_case *c = &j->t->c[i];
+        if (!c->gate.present) continue;
+        LM_TRY(judge_finite(j, c->logits, err));
+        LM_TRY(judge_finite(j, c->logits_last, err));
+        LM_TRY(judge_finite(j, c->greedy_logits, err));
+    }
+    for (uint32_t i = 0; i < j->t->file->n_tensors; i++) {
+        const lm_tensor *t = &j->t->file->tensor[i];
+        if (!strstr(t->name, ".tap.")) continue;
+        taps++;
+        LM_TRY(judge_finite(j, t, err));
+    }
+    if (!taps) return LM_OK;
+    return add(j, LM_OPEN, "trace", "tapped ops", "", lm_say(j->l, "%u tensors not compared", taps),
+               "needs lemma diff, which compares op by op", err);
+}
+
 /* ---- the whole
  * ---------------------------------------------------------------------------------------------------------------------------- */
 static lm_status judge_all(lm_judge *j, lm_error *err) {
     bool refuted;
     LM_TRY(judge_binding(j, &refuted, err));
     if (refuted) return LM_OK; /* nothing else that it says is about this model */
+    LM_TRY(judge_values(j, err));
     LM_TRY(judge_traits(j, err));
     LM_TRY(judge_texts(j, err));
     LM_TRY(lm_judge_tower_claims(j, err));
@@ -181,6 +219,17 @@ static lm_status judge_with(lm_judge *j, lm_error *err) {
     return st;
 }
 
+/* A lane of quantized activations is the f32 lane where no weight is block-quantized: a verdict in its name would be about nothing. */
+static lm_status check_lane(const lm_judge *j, lm_error *err) {
+    const char *lane = j->eo.device.lane;
+    if (!lane || (strcmp(lane, "i8") && strcmp(lane, "i16") && strcmp(lane, "mixed"))) return LM_OK;
+    const lm_program *p = j->e->program;
+    for (uint32_t i = 0; i < p->n_weights; i++)
+        if (p->weight[i].type->block > 1) return LM_OK;
+    return lm_fail_at(err, LM_USAGE, j->model, LM_NO_OFFSET, "lane",
+                      "%s concerns products with block-quantized weights, of which this model has none: verify it in lane f32", lane);
+}
+
 lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **out, lm_error *err) {
     lm_judge j = {.o = o, .model = model};
     j.eo = (lm_engine_options){.backend = o->run.backend,
@@ -200,6 +249,7 @@ lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **o
     if (st == LM_OK && !o->trace && !lm_is_file(j.trace_path))
         st = lm_fail_at(err, LM_MISSING, j.trace_path, LM_NO_OFFSET, NULL,
                         "there is no trace beside the model; name one, or write one with tools/export_oracle.py");
+    if (st == LM_OK) st = check_lane(&j, err);
     if (st == LM_OK) {
         j.f64 = !strcmp(j.e->backend->name, "f64");
         st = judge_with(&j, err);

@@ -359,8 +359,10 @@ def tower():
         [r"c2 top-1 over all positions +0.9730 .*first at position 15", r"c2 top-1 in the worst quarter +0.9000 \(from position 10\)"],
         source=own,
     )
-    loose = '{"top1_min": 0.9, "top1_quarter_min": 0.85, "max_dlogprob": 0.002}'
-    damaged = with_gate(lambda t, m: (m.__setitem__("c2.gate", loose), top(31)(t, m), top(33)(t, m)))
+    # bounds with room in them are a bfloat16 reference's, by the distances that it records
+    kin = '{"top1": 0.92, "top1_by_quarter": [1.0, 0.9, 1.0, 1.0], "max_dlogprob_top64": 0.0016}'
+    loose = {"dtype": "bfloat16", "c2.baseline": kin, "c2.vs_float32": kin, "c2.gate": '{"top1_min": 0.9, "top1_quarter_min": 0.85, "max_dlogprob": 0.002}'}
+    damaged = with_gate(lambda t, m: (m.update(loose), top(31)(t, m), top(33)(t, m)))
     expect("a damaged stretch", damaged, [r"c2 top-1 in the worst quarter +0.7143 \(from position 30\)"], source=own)
     expect(
         "a log-probability off",
