@@ -1,7 +1,8 @@
 /* A lane's noise, as the arbiter imitates it. An op loses accuracy in two places: inside, while it accumulates, which is put in as noise on
- * its operands (so that what cancels in a sum is hit as hard as in the real one), and when its result is rounded and stored. Both are
- * uniform, of the width that rounding to nearest has at most, and drawn from a counter: the same seed gives the same samples at any block
- * size.
+ * its operands (so that what cancels in a sum is hit as hard as in the real one), and when its result is rounded and stored. The second
+ * is uniform, of the width that rounding to nearest has at most. The first is the sum of many roundings and a sign decides: were it uniform
+ * too, a sum that one huge term dominates (an attention sink's) would look exact whenever that one draw happened to be small. All is drawn
+ * from a counter: the same seed gives the same samples at any block size.
  */
 #include "base/rng.h"
 #include "verify/diff.h"
@@ -102,6 +103,8 @@ static double next(draw *d) { /* −1 … 1 */
     return d->out[d->at++] * 0x1p-31 - 1;
 }
 
+static double sign(draw *d) { return next(d) < 0 ? -0.75 : 0.75; }
+
 uint32_t lm_noise_first(const lm_program *p, lm_val v) {
     const lm_op *from = &p->op[p->value[v].first];
     if (from->kind == LM_OP_INDEX) return p->value[v].width;
@@ -125,7 +128,7 @@ void lm_noise_operand(const lm_noise *n, const lm_program *p, uint32_t op_at, ui
         n->prec == LM_PREC_BF16 && (op->kind == LM_OP_LINEAR || op->kind == LM_OP_ATTENTION || op->kind == LM_OP_EXPERTS);
     const double steps = k == 0 ? levels(n->prec, p, op, false) : 0, rel = U32 * inside(p, op, position) + (rounds_input ? U16 : 0);
     draw d = draws(n, op_at, k, position);
-    for (uint32_t i = lm_noise_first(p, in[k]); i < width; i++) x[i] += x[i] * rel * next(&d);
+    for (uint32_t i = lm_noise_first(p, in[k]); i < width; i++) x[i] += x[i] * rel * sign(&d);
     if (steps > 0) quantize(&d, x, width, steps);
 }
 
