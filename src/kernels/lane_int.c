@@ -6,13 +6,15 @@
 #include <sys/auxv.h>
 #endif
 
-#define PAIR 32u          /* rows of a pair of strips */
+#define PAIR 32u /* rows of a pair of strips */
 #define TILE_FLOATS (6u * PAIR)
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
 #if defined(__x86_64__)
 static bool has_vnni(void) { return __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw"); }
-static bool has_avxvnni(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avxvnni"); }
+static bool has_avxvnni(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("avxvnni");
+}
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 #elif defined(__linux__) && defined(__aarch64__)
 static bool has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
@@ -50,9 +52,12 @@ const lm_int_kernels *lm_int_nth(uint32_t n) {
 }
 
 /* ---- weights ---------------------------------------------------------------------------------------------------------------------*/
-static bool two_scales(const lm_packed_matrix *w) { return w->pack == LM_PACK_Q6_K || (w->pack == LM_PACK_GENERIC && w->type->group == 16); }
+static bool two_scales(const lm_packed_matrix *w) {
+    return w->pack == LM_PACK_Q6_K || (w->pack == LM_PACK_GENERIC && w->type->group == 16);
+}
 static bool minima(const lm_packed_matrix *w) {
-    return w->pack == LM_PACK_Q4_1 || w->pack == LM_PACK_Q4_K || w->pack == LM_PACK_Q5_K || (w->pack == LM_PACK_GENERIC && w->type->has_min);
+    return w->pack == LM_PACK_Q4_1 || w->pack == LM_PACK_Q4_K || w->pack == LM_PACK_Q5_K ||
+           (w->pack == LM_PACK_GENERIC && w->type->has_min);
 }
 bool lm_int_fits(const lm_packed_matrix *w) {
     if (w->pack == LM_PACK_GENERIC) return w->type->ints != NULL;
@@ -60,8 +65,8 @@ bool lm_int_fits(const lm_packed_matrix *w) {
 }
 
 /* ---- activations -----------------------------------------------------------------------------------------------------------------*/
-void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K,
-                 void *xq) {
+void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
+                 uint32_t K, void *xq) {
     const uint32_t t0 = lm_int_first(lane, n_t, i), w = lm_int_first(lane, n_t, i + 1) - t0;
     const float *src[6];
     for (uint32_t t = 0; t < w; t++) src[t] = x + (size_t)(row ? row[t0 + t] : t0 + t) * ldx;
@@ -113,7 +118,8 @@ static const float *sum_segments(const segments *g, float *out, size_t n) {
     for (uint32_t step = 1; step < LM_INT_SEGMENTS; step *= 2)
         for (uint32_t s = 0; s < LM_INT_SEGMENTS; s += 2 * step) {
             if (!at[s + step]) continue;
-            if (!at[s]) at[s] = at[s + step];
+            if (!at[s])
+                at[s] = at[s + step];
             else
                 for (size_t j = 0; j < n; j++) at[s][j] += at[s + step][j];
         }
@@ -124,8 +130,10 @@ static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n
     const uint32_t row = strip * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
     for (uint32_t t = 0; t < n_t; t++, src += ld) {
         float *y = p->y + (t0 + t) * p->ldy + row;
-        if (!p->bias && n == 16) memcpy(y, src, 16 * sizeof *y);
-        else if (!p->bias) memcpy(y, src, n * sizeof *y);
+        if (!p->bias && n == 16)
+            memcpy(y, src, 16 * sizeof *y);
+        else if (!p->bias)
+            memcpy(y, src, n * sizeof *y);
         else
             for (uint32_t r = 0; r < n; r++) y[r] = src[r] + p->bias[row + r];
     }

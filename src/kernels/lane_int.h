@@ -20,9 +20,9 @@
 typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16 } lm_int_lane;
 
 #define LM_INT_BLK 32u
-#define LM_INT_GEMV 24u     /* up to so many tokens may go straight from the packed form */
+#define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
-#define LM_INT_GROUP 44u    /* tiles that a task takes at a time */
+#define LM_INT_GROUP 44u /* tiles that a task takes at a time */
 
 /* Quantized rows: tiles of at most 6 (i8) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
@@ -31,11 +31,14 @@ typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16 } lm_int_lane;
 static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_8 ? 6 : 4; }
 static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? 48 : 80; } /* bytes of a token in a block */
 static inline uint32_t lm_int_tiles(lm_int_lane l, uint32_t n_t) { return (n_t + lm_int_width(l) - 1) / lm_int_width(l); }
-static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) { return (uint32_t)((uint64_t)i * n_t / lm_int_tiles(l, n_t)); }
+static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) {
+    return (uint32_t)((uint64_t)i * n_t / lm_int_tiles(l, n_t));
+}
 /* Floats of room for n_t quantized rows; at most n_t·K. */
 static inline uint64_t lm_int_floats(lm_int_lane l, uint64_t n_t, uint32_t K) { return n_t * (K / LM_INT_BLK) * (lm_int_token(l) / 4); }
 
-/* A pair of strips (32 rows) as bytes, for blocks [0, n): q[n][8 quads][2 strips][16 rows][4], each q + 128; scale and min [n][halves][2][16]. */
+/* A pair of strips (32 rows) as bytes, for blocks [0, n): q[n][8 quads][2 strips][16 rows][4], each q + 128; scale and min
+ * [n][halves][2][16]. */
 typedef struct lm_int_plane {
     uint8_t *q;
     float *scale, *min;
@@ -46,7 +49,8 @@ typedef struct lm_int_plane {
 /* Fills slot 0 or 1 of a plane from a strip's n blocks. */
 typedef void (*lm_int_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *out);
 /* out[t][16] for each segment [bound[s], bound[s+1]) of blocks, one after another: a tile of n_t tokens by one packed strip */
-typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out);
+typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound,
+                               uint32_t n_seg, float *out);
 
 typedef struct lm_int_kernels {
     const char *level;
@@ -54,7 +58,8 @@ typedef struct lm_int_kernels {
     void (*quantise)(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
     lm_int_unpack_fn unpack[LM_PACK_COUNT];
     /* out[t][2][16] for each segment, one after another: a tile of n_t tokens by the plane's 32 rows */
-    void (*tile)(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out);
+    void (*tile)(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
+                 float *out);
     lm_int_gemv_fn gemv[LM_PACK_COUNT]; /* NULL: unpack, then tile */
 } lm_int_kernels;
 
@@ -66,7 +71,8 @@ const lm_int_kernels *lm_int_nth(uint32_t i);
 bool lm_int_fits(const lm_packed_matrix *w);
 
 /* Quantizes tile i of the rows x + t*ldx (or x + row[t]*ldx) to its place in xq. */
-void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xq);
+void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
+                 uint32_t K, void *xq);
 
 typedef struct lm_int_product {
     const lm_int_kernels *k;

@@ -1,5 +1,5 @@
-/* Quantized activations: every storage type in lanes i8 and i16 at every level, against plain C bit for bit, and against the exact product of
- * the quantized problem within what the float accumulation may lose. */
+/* Quantized activations: every storage type in lanes i8 and i16 at every level, against plain C bit for bit, and against the exact product
+ * of the quantized problem within what the float accumulation may lose. */
 #include "kern.h"
 #include "kernels/lane_int.h"
 #include "quant/private.h"
@@ -56,7 +56,8 @@ typedef struct problem {
 } problem;
 
 static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) {
-    const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K) * sizeof(float), yn = sizeof(float) * p->rows * p->T;
+    const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K) * sizeof(float),
+                 yn = sizeof(float) * p->rows * p->T;
     float *xq = kern_guard(xn), *scratch = kern_guard(sn), *y = kern_guard(yn);
     memset(xq, 0xff, xn), memset(scratch, 0xff, sn), memset(y, 0xff, yn);
     for (uint32_t i = lm_int_tiles(lane, p->T); i-- > 0;) lm_int_pack(k, lane, p->x, p->K, NULL, p->T, i, p->K, xq);
@@ -81,7 +82,8 @@ static void near_exact(const problem *p, lm_int_lane lane, const float *y) {
             if (p->t->has_min || strchr("14K", p->t->name[3])) /* minima are added apart: q·v and min·v may cancel */
                 for (uint32_t k = 0; k < p->K; k++) size += 64 * fabs(w[k - k % 32]) * fabs(v[k]) * dx[k / 32];
             const double bound = (p->K / 32 * 2 + 12) * 0x1p-24 * size + 1e-37, got = (double)y[(size_t)t * p->rows + r];
-            if (!(fabs(got - exact) <= bound)) fail_msg("%s lane %d row %u token %u: %g, exact %g, bound %g", p->t->name, lane, r, t, got, exact, bound);
+            if (!(fabs(got - exact) <= bound))
+                fail_msg("%s lane %d row %u token %u: %g, exact %g, bound %g", p->t->name, lane, r, t, got, exact, bound);
         }
     }
     free(w), free(v);
@@ -129,11 +131,14 @@ static void is_the_contract(const problem *p, lm_int_lane lane, const float *y) 
     for (uint32_t t = 0; t < p->T; t++)
         for (uint32_t r = 0; r < p->rows; r += 1 + r % 3) {
             float want;
-            if (p->split) plain_tree(p, lane, r, t, 0, 8, &want);
-            else want = plain_segment(p, lane, r, t, 0, p->K / 32);
+            if (p->split)
+                plain_tree(p, lane, r, t, 0, 8, &want);
+            else
+                want = plain_segment(p, lane, r, t, 0, p->K / 32);
             if (p->bias) want += p->bias[r];
             const float got = y[(size_t)t * p->rows + r];
-            if (memcmp(&want, &got, 4) != 0) fail_msg("%s lane %d row %u token %u K %u: %a, contract %a", p->t->name, lane, r, t, p->K, (double)got, (double)want);
+            if (memcmp(&want, &got, 4) != 0)
+                fail_msg("%s lane %d row %u token %u K %u: %a, contract %a", p->t->name, lane, r, t, p->K, (double)got, (double)want);
         }
 }
 static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
@@ -221,7 +226,8 @@ static void quantises(void **state) {
     for (uint32_t t = 0; t < 6; t++) {
         row[t] = x[t];
         random_x(x[t], K);
-        for (uint32_t i = 0; i < 32; i++) x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 135.0f) * (i == 0); /* row 0: up to 127, so halves stay halves */
+        for (uint32_t i = 0; i < 32; i++)
+            x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 135.0f) * (i == 0); /* row 0: up to 127, so halves stay halves */
     }
     x[1][40] = INFINITY, x[2][70] = -NAN, x[3][100] = 3e38f, x[4][130] = 0x1p-149f, x[5][32] = -INFINITY;
     uint8_t plain[6 * (K / 32) * 80], got[sizeof plain];
@@ -234,7 +240,8 @@ static void quantises(void **state) {
                 for (size_t b = 0; b < n; b += 4) {
                     float p, g;
                     memcpy(&p, plain + b, 4), memcpy(&g, got + b, 4);
-                    if (memcmp(plain + b, got + b, 4) != 0 && !(isnan(p) && isnan(g))) fail_msg("%s lane %d: byte %zu", lm_int_nth(i)->level, lane, b);
+                    if (memcmp(plain + b, got + b, 4) != 0 && !(isnan(p) && isnan(g)))
+                        fail_msg("%s lane %d: byte %zu", lm_int_nth(i)->level, lane, b);
                 }
             }
         }

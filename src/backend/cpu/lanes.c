@@ -49,7 +49,10 @@ void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) 
     lm_int_run(&q, task, scratch);
 }
 uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return lane == LM_INT_NONE ? lm_x_tiles(n_t) : lm_int_tiles(lane, n_t); }
-void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
-    if (lane == LM_INT_NONE) lm_x_pack(x, ldx, row, n_t, i, K, xp);
-    else lm_int_pack(f->d->ik, lane, x, ldx, row, n_t, i, K, xp);
+void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K,
+                   float *xp) {
+    if (lane == LM_INT_NONE)
+        lm_x_pack(x, ldx, row, n_t, i, K, xp);
+    else
+        lm_int_pack(f->d->ik, lane, x, ldx, row, n_t, i, K, xp);
 }

@@ -29,7 +29,8 @@ static void run_linear(lm_cpu *f, const lm_op *op) {
     if (!plain && (f->in_shared != op->a || f->shared_lane != lane)) {
         pack_job pack = {f, lane, f->val[op->a], f->n, w->K, f->shared};
         const uint32_t tiles = lm_cpu_x_tiles(lane, f->n);
-        if ((uint64_t)f->n * w->K > PACK_INLINE) lm_pool_run(f->d->pool, pack_task, &pack, tiles);
+        if ((uint64_t)f->n * w->K > PACK_INLINE)
+            lm_pool_run(f->d->pool, pack_task, &pack, tiles);
         else
             for (uint32_t i = 0; i < tiles; i++) pack_task(&pack, i, 0);
         f->in_shared = op->a; /* q, k and v, gate and up share their input */
@@ -46,8 +47,8 @@ static bool need_linear(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
 const lm_cpu_fn lm_cpu_linear = {run_linear, need_linear};
 
 /* ---- experts ---------------------------------------------------------------------------------------------------------------------
- * The (row, choice) pairs of a block of rows are sorted by expert; pair numbers below count in that order. An expert's pairs are the tokens of
- * its products. */
+ * The (row, choice) pairs of a block of rows are sorted by expert; pair numbers below count in that order. An expert's pairs are the tokens
+ * of its products. */
 typedef struct chosen {
     uint32_t e, first, n;        /* expert, its pairs [first, first + n) */
     uint32_t task_up, task_down; /* tasks of the experts before it */
@@ -56,9 +57,9 @@ typedef struct moe {
     const lm_cpu *f;
     const lm_op *op;
     lm_int_lane lane, down;
-    uint32_t r0, rows, k, H, I, O; /* rows of the value, widths */
+    uint32_t r0, rows, k, H, I, O;  /* rows of the value, widths */
     float *xp, *gate, *up, *hp, *y; /* [pairs][H], [I] ×3, [O]; xp and hp packed per expert */
-    uint32_t *row, *place;         /* [pairs] the row of a pair; [rows][k] the pair of a row's choice */
+    uint32_t *row, *place;          /* [pairs] the row of a pair; [rows][k] the pair of a row's choice */
     chosen *list;
     uint32_t n_list, up_tasks, down_tasks;
 } moe;
@@ -133,8 +134,10 @@ static const chosen *find(const moe *m, uint32_t task, bool down) {
     uint32_t lo = 0, hi = m->n_list;
     while (hi - lo > 1) {
         const uint32_t mid = (lo + hi) / 2;
-        if ((down ? m->list[mid].task_down : m->list[mid].task_up) <= task) lo = mid;
-        else hi = mid;
+        if ((down ? m->list[mid].task_down : m->list[mid].task_up) <= task)
+            lo = mid;
+        else
+            hi = mid;
     }
     return &m->list[lo];
 }
@@ -145,8 +148,16 @@ static void moe_up_task(void *ctx, uint32_t task, uint32_t thread) {
     task -= up ? m->up_tasks : 0;
     const chosen *c = find(m, task, false);
     const float *bias = lm_cpu_vec(f, up ? m->op->v2 : m->op->v);
-    lm_cpu_product p = {f, m->lane, &f->d->weight[up ? m->op->w2 : m->op->w], c->e, false, bias ? bias + (size_t)c->e * m->I : NULL,
-                        m->xp + (size_t)c->first * m->H, c->n, (up ? m->up : m->gate) + (size_t)c->first * m->I, m->I};
+    lm_cpu_product p = {f,
+                        m->lane,
+                        &f->d->weight[up ? m->op->w2 : m->op->w],
+                        c->e,
+                        false,
+                        bias ? bias + (size_t)c->e * m->I : NULL,
+                        m->xp + (size_t)c->first * m->H,
+                        c->n,
+                        (up ? m->up : m->gate) + (size_t)c->first * m->I,
+                        m->I};
     if (task - c->task_up < lm_cpu_product_tasks(&p)) lm_cpu_product_run(&p, task - c->task_up, lm_cpu_scratch(f, thread));
 }
 static void moe_act_task(void *ctx, uint32_t task, uint32_t thread) {
@@ -155,8 +166,8 @@ static void moe_act_task(void *ctx, uint32_t task, uint32_t thread) {
     const lm_op *op = m->op;
     const chosen *c = &m->list[task];
     float *gate = m->gate + (size_t)c->first * m->I;
-    m->f->k->gated(lm_cpu_act(op->experts.act), gate, gate, m->up + (size_t)c->first * m->I, (float)op->experts.limit, (float)op->experts.alpha,
-                   c->n * m->I);
+    m->f->k->gated(lm_cpu_act(op->experts.act), gate, gate, m->up + (size_t)c->first * m->I, (float)op->experts.limit,
+                   (float)op->experts.alpha, c->n * m->I);
     for (uint32_t i = 0; i < lm_cpu_x_tiles(m->down, c->n); i++)
         lm_cpu_x_pack(m->f, m->down, gate, m->I, NULL, c->n, i, m->I, m->hp + (size_t)c->first * m->I);
 }
@@ -165,8 +176,16 @@ static void moe_down_task(void *ctx, uint32_t task, uint32_t thread) {
     const lm_cpu *f = m->f;
     const chosen *c = find(m, task, true);
     const float *bias = lm_cpu_vec(f, m->op->v3);
-    lm_cpu_product p = {f, m->down, &f->d->weight[m->op->w3], c->e, true, bias ? bias + (size_t)c->e * m->O : NULL,
-                        m->hp + (size_t)c->first * m->I, c->n, m->y + (size_t)c->first * m->O, m->O};
+    lm_cpu_product p = {f,
+                        m->down,
+                        &f->d->weight[m->op->w3],
+                        c->e,
+                        true,
+                        bias ? bias + (size_t)c->e * m->O : NULL,
+                        m->hp + (size_t)c->first * m->I,
+                        c->n,
+                        m->y + (size_t)c->first * m->O,
+                        m->O};
     lm_cpu_product_run(&p, task - c->task_down, lm_cpu_scratch(f, thread));
 }
 /* out = the tree over 8 segments of expert ids, of Σ weight·y in ascending id; columns in pieces that stay near. */
@@ -196,7 +215,8 @@ static void moe_sum_task(void *ctx, uint32_t task, uint32_t thread) {
         for (uint32_t step = 1; step < 8; step *= 2)
             for (uint32_t s = 0; s < 8; s += 2 * step) {
                 if (!has[s + step]) continue;
-                if (!has[s]) memcpy(seg[s], seg[s + step], n * sizeof(float));
+                if (!has[s])
+                    memcpy(seg[s], seg[s + step], n * sizeof(float));
                 else
                     for (uint32_t i = 0; i < n; i++) seg[s][i] += seg[s + step][i];
                 has[s] = true;
@@ -207,8 +227,16 @@ static void moe_sum_task(void *ctx, uint32_t task, uint32_t thread) {
 static void run_experts(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *up = &f->d->weight[op->w];
     for (uint32_t r0 = 0; r0 < f->n; r0 += LM_CPU_MOE_ROWS) {
-        moe m = {.f = f, .op = op, .lane = lm_cpu_aux(f, op)->lane, .down = lm_cpu_aux(f, op)->down, .r0 = r0, .rows = f->n - r0 < LM_CPU_MOE_ROWS ? f->n - r0 : LM_CPU_MOE_ROWS, .k = op->experts.k, .H = up->K,
-                 .I = up->rows, .O = f->d->weight[op->w3].rows};
+        moe m = {.f = f,
+                 .op = op,
+                 .lane = lm_cpu_aux(f, op)->lane,
+                 .down = lm_cpu_aux(f, op)->down,
+                 .r0 = r0,
+                 .rows = f->n - r0 < LM_CPU_MOE_ROWS ? f->n - r0 : LM_CPU_MOE_ROWS,
+                 .k = op->experts.k,
+                 .H = up->K,
+                 .I = up->rows,
+                 .O = f->d->weight[op->w3].rows};
         moe_lay_out(&m);
         moe_sort(&m);
         lm_pool_run(f->d->pool, moe_pack_task, &m, m.n_list);

@@ -1,8 +1,11 @@
 /* Quantized activations on AVX2. Products of bytes are made in 16 bits: vpmaddubsw would saturate. */
-#include "kernels/lane_int.h"
 #include "base/smallfloat.h"
+#include "kernels/lane_int.h"
+/* the vectors first, then what is built on them, in this order */
 #include "kernels/avx2/v16.h"
+
 #include "kernels/body/maths.h"
+
 #include "kernels/body/int_unpack.h"
 
 #define LM_UNROLL _Pragma("GCC unroll 16")
@@ -24,8 +27,8 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint
             LM_UNROLL for (int t = 0; t < T; t++) acc[t][i] = _mm256_add_epi32(acc[t][i], _mm256_madd_epi16(w, x[t]));
         }
     }
-    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++)
-        out[t][h] = _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc[t][2 * h], acc[t][2 * h + 1]), 0xd8);
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] =
+        _mm256_permute4x64_epi64(_mm256_hadd_epi32(acc[t][2 * h], acc[t][2 * h + 1]), 0xd8);
 }
 #include "kernels/avx2/int_tile.h"
 
@@ -57,7 +60,8 @@ LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint
         if (!finite) v[i] = _mm256_setzero_si256();
     }
     uint8_t *q = dst + 16 * w + 4 * t;
-    if (lane == LM_INT_8) put_bytes(v, q, (size_t)w * 4);
+    if (lane == LM_INT_8)
+        put_bytes(v, q, (size_t)w * 4);
     else {
         __m256i hi[4], lo[4];
         LM_UNROLL for (int i = 0; i < 4; i++) {
@@ -80,8 +84,10 @@ LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
         for (uint32_t t = 0; t < w; t++) {
-            if (lane == LM_INT_8) quantise_block(LM_INT_8, x[t] + k, w, t, dst);
-            else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
+            if (lane == LM_INT_8)
+                quantise_block(LM_INT_8, x[t] + k, w, t, dst);
+            else
+                quantise_block(LM_INT_16, x[t] + k, w, t, dst);
         }
 }
 /* u up to 63: two products and their sum stay within 16 bits */
@@ -93,4 +99,5 @@ LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {
 #define LM_DP_WIDE 0
 #include "kernels/body/int_gemv.h"
 
-const lm_int_kernels lm_int_avx2 = {.level = "avx2", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};
+const lm_int_kernels lm_int_avx2 = {
+    .level = "avx2", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

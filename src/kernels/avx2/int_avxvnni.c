@@ -1,8 +1,11 @@
 /* Quantized activations on AVX2 with the VNNI extension in its 256-bit VEX form. */
-#include "kernels/lane_int.h"
 #include "base/smallfloat.h"
+#include "kernels/lane_int.h"
+/* the vectors first, then what is built on them, in this order */
 #include "kernels/avx2/v16.h"
+
 #include "kernels/body/maths.h"
+
 #include "kernels/body/int_unpack.h"
 
 #define LM_UNROLL _Pragma("GCC unroll 16")
@@ -30,4 +33,5 @@ LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {
 #define LM_DP_WIDE 1
 #include "kernels/body/int_gemv.h"
 
-const lm_int_kernels lm_int_avxvnni = {.level = "avxvnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};
+const lm_int_kernels lm_int_avxvnni = {
+    .level = "avxvnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

@@ -1,18 +1,21 @@
 /* The integer tile on 256-bit vectors. The including file gives `dots`: with LM_DOTS_T tokens at most,
- *   dots(T, q, v, step, n, out): out[t][0..1] = Σ over n quads of q[16 rows][4]·v[t][4], q 128 bytes and v `step` bytes from one quad to the next. */
+ *   dots(T, q, v, step, n, out): out[t][0..1] = Σ over n quads of q[16 rows][4]·v[t][4], q 128 bytes and v `step` bytes from one quad to
+ * the next. */
 
 /* The exact integers of 16 rows and T tokens over quads [j0, j0+n) of a block; c holds the correction for the 128 that q carries. */
-LM_INLINE void block_ints(int T, lm_int_lane lane, const uint8_t *q, const uint8_t *v, uint32_t w, uint32_t j0, uint32_t n, const int32_t *c,
-                          __m256i out[LM_DOTS_T][2]) {
-    if (lane == LM_INT_8) dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, w * 4, n, out);
+LM_INLINE void block_ints(int T, lm_int_lane lane, const uint8_t *q, const uint8_t *v, uint32_t w, uint32_t j0, uint32_t n,
+                          const int32_t *c, __m256i out[LM_DOTS_T][2]) {
+    if (lane == LM_INT_8)
+        dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, w * 4, n, out);
     else {
         __m256i hi[LM_DOTS_T][2];
         dots(T, q + 128 * j0, v + (size_t)j0 * w * 8, w * 8, n, hi);
         dots(T, q + 128 * j0, v + (size_t)j0 * w * 8 + w * 4, w * 8, n, out);
-        LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++)
-            out[t][h] = _mm256_add_epi32(out[t][h], _mm256_slli_epi32(hi[t][h], 8));
+        LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] =
+            _mm256_add_epi32(out[t][h], _mm256_slli_epi32(hi[t][h], 8));
     }
-    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] = _mm256_add_epi32(out[t][h], _mm256_set1_epi32(c[t]));
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] =
+        _mm256_add_epi32(out[t][h], _mm256_set1_epi32(c[t]));
 }
 /* x is token t0's place in the tile's first array (dx) */
 LM_INLINE void add_block(int T, lm_int_lane lane, const lm_int_plane *p, uint32_t b, uint32_t slot, const float *x, uint32_t w, uint32_t t0,
@@ -48,7 +51,8 @@ LM_INLINE void tile_part(int T, lm_int_lane lane, const lm_int_plane *p, uint32_
     for (uint32_t s = 0; s < n_seg; s++) {
         __m256 acc[LM_DOTS_T][2];
         LM_UNROLL for (int t = 0; t < T; t++) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
-        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
+        for (uint32_t b = bound[s]; b < bound[s + 1]; b++)
+            add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
         LM_UNROLL for (int t = 0; t < T; t++) {
             float *o = out + ((size_t)(s * w + t0) + (uint32_t)t) * 32 + slot * 16;
             _mm256_storeu_ps(o, acc[t][0]);
@@ -59,21 +63,34 @@ LM_INLINE void tile_part(int T, lm_int_lane lane, const lm_int_plane *p, uint32_
 /* Each kind of weight gets its own loop: halves and minima are constants in it. */
 LM_INLINE void tile_kind(int T, lm_int_lane lane, const lm_int_plane *w, uint32_t slot, const uint8_t *x, uint32_t n_t, uint32_t t0,
                          const uint32_t *bound, uint32_t n_seg, float *out) {
-    if (w->halves == 1 && !w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, bound, n_seg, out);
-    else if (w->halves == 1) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, bound, n_seg, out);
-    else if (!w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, bound, n_seg, out);
-    else tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, bound, n_seg, out);
+    if (w->halves == 1 && !w->has_min)
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, bound, n_seg, out);
+    else if (w->halves == 1)
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, bound, n_seg, out);
+    else if (!w->has_min)
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, bound, n_seg, out);
+    else
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, bound, n_seg, out);
 }
 #define LM_TILE_PART(T) \
-    if (lane == LM_INT_8) tile_kind(T, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out); \
-    else tile_kind(T, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
-static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+    if (lane == LM_INT_8) \
+        tile_kind(T, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out); \
+    else \
+        tile_kind(T, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
+static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
+                     float *out) {
     for (uint32_t slot = 0; slot < 2; slot++)
         for (uint32_t t = 0; t < n_t; t += LM_DOTS_T) {
-            if (n_t - t >= LM_DOTS_T) { LM_TILE_PART(LM_DOTS_T) }
+            if (n_t - t >= LM_DOTS_T) {
+                LM_TILE_PART(LM_DOTS_T)
+            }
 #if LM_DOTS_T > 2
-            else if (n_t - t == 2) { LM_TILE_PART(2) }
+            else if (n_t - t == 2) {
+                LM_TILE_PART(2)
+            }
 #endif
-            else { LM_TILE_PART(1) }
+            else {
+                LM_TILE_PART(1)
+            }
         }
 }

@@ -1,9 +1,12 @@
 /* Quantized activations on AVX-512 VNNI: 32 rows by up to 6 (i8) or 4 (i16) tokens in registers. A broadcast activation serves two weight
  * vectors, so that loads (two a cycle at best) don't bound the dot products (two a cycle). */
-#include "kernels/lane_int.h"
 #include "base/smallfloat.h"
+#include "kernels/lane_int.h"
+/* the vectors first, then what is built on them, in this order */
 #include "kernels/avx512/v16.h"
+
 #include "kernels/body/maths.h"
+
 #include "kernels/body/int_unpack.h"
 
 #define LM_UNROLL _Pragma("GCC unroll 16")
@@ -40,9 +43,10 @@ LM_INLINE void ints(part p, const uint8_t *q, const uint8_t *x, int j0, int j1, 
             dots(p, 0, q, x, j, j + 1, hi);
             dots(p, 1, q, x, j, j + 1, i);
         }
-        LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++)
-            i[s][t] = _mm512_add_epi32(i[s][t], _mm512_slli_epi32(hi[s][t], 8));
-    } else dots(p, 0, q, x, j0, j1, i);
+        LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) i[s][t] =
+            _mm512_add_epi32(i[s][t], _mm512_slli_epi32(hi[s][t], 8));
+    } else
+        dots(p, 0, q, x, j0, j1, i);
     LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) f[s][t] = _mm512_cvtepi32_ps(i[s][t]);
 }
 /* Row `a` of the tile's four (dx, sx, c, ca), token t */
@@ -74,11 +78,12 @@ LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const
     __m512 f[2][6], g[2][6];
     LM_UNROLL for (int t = 0; t < p.T; t++) c[t] = word(head(p, x, 3, t));
     ints(p, q, x, 0, 4, c, f);
-    LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) f[s][t] = _mm512_mul_ps(f[s][t], _mm512_loadu_ps(d + 16 * s));
+    LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) f[s][t] =
+        _mm512_mul_ps(f[s][t], _mm512_loadu_ps(d + 16 * s));
     LM_UNROLL for (int t = 0; t < p.T; t++) c[t] = _mm512_sub_epi32(word(head(p, x, 2, t)), word(head(p, x, 3, t)));
     ints(p, q, x, 4, 8, c, g);
-    LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++)
-        acc[s][t] = _mm512_fmadd_ps(_mm512_fmadd_ps(g[s][t], _mm512_loadu_ps(d + 32 + 16 * s), f[s][t]), real(head(p, x, 0, t)), acc[s][t]);
+    LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) acc[s][t] =
+        _mm512_fmadd_ps(_mm512_fmadd_ps(g[s][t], _mm512_loadu_ps(d + 32 + 16 * s), f[s][t]), real(head(p, x, 0, t)), acc[s][t]);
     if (!min) return;
     LM_UNROLL for (int t = 0; t < p.T; t++) { /* Σv of the halves from their corrections, exactly */
         const __m512i first = word(head(p, x, 3, t)), second = _mm512_sub_epi32(word(head(p, x, 2, t)), first);
@@ -91,7 +96,8 @@ LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const
         }
     }
 }
-LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
+LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const uint32_t *bound, uint32_t n_seg,
+                         float *out) {
     const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 80);
     out += 32 * p.t0;
     for (uint32_t s = 0; s < n_seg; s++, out += 32 * p.W) {
@@ -99,8 +105,10 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
         LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
         for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
             const float *d = w->scale + (size_t)b * H * 32, *m = w->min + (size_t)b * H * 32;
-            if (H == 1) block_1(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
-            else block_2(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
+            if (H == 1)
+                block_1(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
+            else
+                block_2(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
         }
         LM_UNROLL for (int t = 0; t < p.T; t++) {
             _mm512_storeu_ps(out + 32 * t, acc[0][t]);
@@ -111,8 +119,10 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
 /* Kinds with two scales take a tile of W tokens as A and W − A. */
 #define LM_TILE_KIND(W, P, A) \
     case W: \
-        if (w->halves == 1 && !w->has_min) tile_part((part){W, W, 0, P}, 1, false, w, x, bound, n_seg, out); \
-        else if (w->halves == 1) tile_part((part){W, W, 0, P}, 1, true, w, x, bound, n_seg, out); \
+        if (w->halves == 1 && !w->has_min) \
+            tile_part((part){W, W, 0, P}, 1, false, w, x, bound, n_seg, out); \
+        else if (w->halves == 1) \
+            tile_part((part){W, W, 0, P}, 1, true, w, x, bound, n_seg, out); \
         else if (!w->has_min) { \
             tile_part((part){A, W, 0, P}, 2, false, w, x, bound, n_seg, out); \
             if (W > A) tile_part((part){W - A, W, A, P}, 2, false, w, x, bound, n_seg, out); \
@@ -141,12 +151,16 @@ static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const
     default: break;
     }
 }
-static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
-    if (lane == LM_INT_8) tile_8(w, x, n_t, bound, n_seg, out);
-    else tile_16(w, x, n_t, bound, n_seg, out);
+static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
+                 float *out) {
+    if (lane == LM_INT_8)
+        tile_8(w, x, n_t, bound, n_seg, out);
+    else
+        tile_16(w, x, n_t, bound, n_seg, out);
 }
 LM_INLINE vi i_dp(vi acc, vi u, int32_t x) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(x)); }
 #define LM_DP_WIDE 1
 #include "kernels/body/int_gemv.h"
 
-const lm_int_kernels lm_int_vnni = {.level = "vnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = tile, .gemv = LM_INT_GEMVS};
+const lm_int_kernels lm_int_vnni = {
+    .level = "vnni", .quantise = lm_int_quantise_avx2, .unpack = LM_INT_UNPACK, .tile = tile, .gemv = LM_INT_GEMVS};

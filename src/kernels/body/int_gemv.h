@@ -1,8 +1,8 @@
 /* One packed strip by a tile of quantized tokens, decoded in registers. The including file gives
  *   i_dp(acc, u, x): acc[r] + Σ u[r][i]·x[i] over four bytes, u unsigned, x signed and the same for all 16 rows;
  *   LM_DP_WIDE: whether u may pass 63.
- * A type is a `place` (where block b's lines stand), a `quad` (line j as unsigned bytes) and its scales. The 128 (or 8, or 32) that an unsigned q
- * is too large by is taken off through the tile's −128·Σv, which starts the accumulators. */
+ * A type is a `place` (where block b's lines stand), a `quad` (line j as unsigned bytes) and its scales. The 128 (or 8, or 32) that an
+ * unsigned q is too large by is taken off through the tile's −128·Σv, which starts the accumulators. */
 typedef struct lm_int_place {
     const uint8_t *group, *line, *high; /* scales; low bits; high bits */
     int shift, high_shift;
@@ -50,7 +50,8 @@ LM_INLINE lm_int_place place_q4_k(const uint8_t *s, uint32_t b) {
 LM_INLINE vi quad_q4_k(const lm_int_place *p, uint32_t j) { return low_nibbles(i_srl(i_load(p->line + 64 * j), p->shift)); }
 LM_INLINE lm_int_place place_q5_k(const uint8_t *s, uint32_t b) {
     const uint8_t *g = s + (size_t)(b / 8) * 2880;
-    return (lm_int_place){.group = g, .line = g + 320 + 512 * (b / 2 & 3), .high = g + 2368, .shift = b & 1 ? 4 : 0, .high_shift = (int)(b & 7)};
+    return (lm_int_place){
+        .group = g, .line = g + 320 + 512 * (b / 2 & 3), .high = g + 2368, .shift = b & 1 ? 4 : 0, .high_shift = (int)(b & 7)};
 }
 LM_INLINE vi quad_q5_k(const lm_int_place *p, uint32_t j) {
     const vi high = i_sll(i_and(i_srl(i_load(p->high + 64 * j), p->high_shift), LM_BYTES(1u)), 4);
@@ -67,7 +68,10 @@ LM_INLINE vf min_k45(const lm_int_place *p, uint32_t b, uint32_t half) {
 LM_INLINE lm_int_place place_q6_k(const uint8_t *s, uint32_t b) {
     const uint32_t h = b / 4 & 1, c = b & 3;
     const uint8_t *g = s + (size_t)(b / 8) * 3392;
-    return (lm_int_place){.group = g, .line = g + 320 + 64 * (16 * h + 8 * (c & 1)), .high = g + 320 + 64 * (32 + 8 * h), .shift = c >= 2 ? 4 : 0,
+    return (lm_int_place){.group = g,
+                          .line = g + 320 + 64 * (16 * h + 8 * (c & 1)),
+                          .high = g + 320 + 64 * (32 + 8 * h),
+                          .shift = c >= 2 ? 4 : 0,
                           .high_shift = (int)(2 * c)};
 }
 LM_INLINE vi quad_q6_k(const lm_int_place *p, uint32_t j) {
@@ -85,8 +89,10 @@ LM_INLINE int32_t word_at(const uint8_t *p, uint32_t i) {
 }
 LM_INLINE float float_at(const uint8_t *p, uint32_t i) { return lm_f32_from_bits((uint32_t)word_at(p, i)); }
 
-/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile. Each line is decoded once for all tokens and both bytes of i16. */
-LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[6], const uint8_t *x, vf f[6]) {
+/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile. Each line is decoded once for all tokens and both bytes of i16.
+ */
+LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[6],
+                         const uint8_t *x, vf f[6]) {
     const uint8_t *v = x + 16 * T;
     vi lo[6], hi[6];
     LM_UNROLL for (int t = 0; t < T; t++) lo[t] = i_set(c[t]), hi[t] = i_set(0);
@@ -100,8 +106,8 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
 }
 /* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
-LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes, int T, int P,
-                          const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
+LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
+                          int T, int P, const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
     const size_t step = (size_t)T * (P == 1 ? 48 : 80);
     for (uint32_t s = 0; s < n_seg; s++, out += 16 * T) {
         vf acc[6];
@@ -135,11 +141,16 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
     }
 }
 #define LM_INT_GEMV_8(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
-    case T: gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 1, strip, x, bound, n_seg, out); break;
+    case T: \
+        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 1, strip, x, bound, n_seg, out); \
+        break;
 #define LM_INT_GEMV_16(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
-    case 8 + T: gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 2, strip, x, bound, n_seg, out); break;
+    case 8 + T: \
+        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 2, strip, x, bound, n_seg, out); \
+        break;
 #define LM_INT_GEMV_TYPE(NAME, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
-    static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) { \
+    static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, \
+                                uint32_t n_seg, float *out) { \
         switch (lane == LM_INT_8 ? n_t : 8 + n_t) { \
             LM_INT_GEMV_8(1, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
             LM_INT_GEMV_8(2, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
@@ -166,4 +177,5 @@ LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1, 544)
 #else
 #define LM_INT_GEMV_Q8 NULL
 #endif
-#define LM_INT_GEMVS {NULL, NULL, NULL, NULL, int_gemv_q4_0, int_gemv_q4_1, LM_INT_GEMV_Q8, int_gemv_q4_k, int_gemv_q5_k, int_gemv_q6_k, int_gemv_q5_0}
+#define LM_INT_GEMVS \
+    { NULL, NULL, NULL, NULL, int_gemv_q4_0, int_gemv_q4_1, LM_INT_GEMV_Q8, int_gemv_q4_k, int_gemv_q5_k, int_gemv_q6_k, int_gemv_q5_0 }

@@ -1,6 +1,6 @@
-/* Packed strips to planes of bytes (lane_int.h): each q + 128, the scales and minima as floats. Built on a level's sixteen-lane vectors; a line is
- * 64 bytes, [16 rows][4 k]. */
-#define LM_BYTES(b) i_set((int32_t)((b) * 0x01010101u))
+/* Packed strips to planes of bytes (lane_int.h): each q + 128, the scales and minima as floats. Built on a level's sixteen-lane vectors; a
+ * line is 64 bytes, [16 rows][4 k]. */
+#define LM_BYTES(b) i_set((int32_t)((b)*0x01010101u))
 
 LM_INLINE void put_line(const lm_int_plane *o, uint32_t block, uint32_t quad, uint32_t slot, vi line) {
     i_store(o->q + (size_t)block * 1024 + quad * 128 + slot * 64, line);
@@ -9,8 +9,8 @@ LM_INLINE void put_scale(const lm_int_plane *o, uint32_t block, uint32_t half, u
     v_store(o->scale + ((size_t)block * o->halves + half) * 32 + slot * 16, d);
 }
 LM_INLINE void put_min(const lm_int_plane *o, uint32_t block, uint32_t slot, vf m) { v_store(o->min + (size_t)block * 32 + slot * 16, m); }
-/* Weights come from memory in an order that the hardware does not always foresee (high bits stand apart): block b, of `bytes` bytes, asks for
- * what comes a little later. */
+/* Weights come from memory in an order that the hardware does not always foresee (high bits stand apart): block b, of `bytes` bytes, asks
+ * for what comes a little later. */
 #define LM_INT_AHEAD 8192
 LM_INLINE void ask_ahead(const uint8_t *strip, uint32_t b, uint32_t bytes) {
     for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(strip + (size_t)b * bytes + LM_INT_AHEAD + i);
@@ -101,7 +101,8 @@ static void int_unpack_q6_k(const lm_dtype *type, const uint8_t *strip, uint32_t
     for (uint32_t b = 0; b < n; b++) {
         ask_ahead(strip, b, 424);
         const uint32_t h = b / 4 & 1, c = b & 3;
-        const uint8_t *g = strip + (size_t)(b / 8) * 3392, *line = g + 320 + 64 * (16 * h + 8 * (c & 1)), *high = g + 320 + 64 * (32 + 8 * h);
+        const uint8_t *g = strip + (size_t)(b / 8) * 3392, *line = g + 320 + 64 * (16 * h + 8 * (c & 1)),
+                      *high = g + 320 + 64 * (32 + 8 * h);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j), top = i_sll(i_and(i_srl(i_load(high + 64 * j), (int)(2 * c)), LM_BYTES(3u)), 4);
             put_line(o, b, j, slot, i_add(i_or(c >= 2 ? high_nibbles(x) : low_nibbles(x), top), LM_BYTES(96u)));
@@ -131,5 +132,7 @@ static void int_unpack_generic(const lm_dtype *type, const uint8_t *strip, uint3
         }
 }
 #define LM_INT_UNPACK \
-    {int_unpack_generic, NULL, NULL, NULL, int_unpack_q4_0, int_unpack_q4_1, int_unpack_q8_0, int_unpack_q4_k, int_unpack_q5_k, int_unpack_q6_k, \
-     int_unpack_q5_0}
+    { \
+        int_unpack_generic, NULL, NULL, NULL, int_unpack_q4_0, int_unpack_q4_1, int_unpack_q8_0, int_unpack_q4_k, int_unpack_q5_k, \
+            int_unpack_q6_k, int_unpack_q5_0 \
+    }

@@ -1,8 +1,11 @@
 /* Quantized activations in plain C: what every other level must equal, bit for bit. */
-#include "kernels/lane_int.h"
 #include "base/smallfloat.h"
+#include "kernels/lane_int.h"
+/* the vectors first, then what is built on them, in this order */
 #include "kernels/ref/v16.h"
+
 #include "kernels/body/maths.h"
+
 #include "kernels/body/int_unpack.h"
 
 static void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
@@ -21,7 +24,8 @@ static void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_
         const int32_t v = finite ? (int32_t)lrintf(x[i] * s) : 0;
         sum[i / 16] += v;
         const uint32_t quad = i / 4, in = t * 4 + i % 4;
-        if (lane == LM_INT_8) q[quad * w * 4 + in] = (int8_t)v;
+        if (lane == LM_INT_8)
+            q[quad * w * 4 + in] = (int8_t)v;
         else {
             const int32_t hi = (v + 128) >> 8;
             q[(2 * quad) * w * 4 + in] = (int8_t)hi;
@@ -46,8 +50,10 @@ static int32_t dot(lm_int_lane lane, const uint8_t *q, const int8_t *v, uint32_t
     for (uint32_t j = j0; j < j1; j++)
         for (uint32_t i = 0; i < 4; i++) {
             const int32_t a = q[j * 128 + i] - 128;
-            if (lane == LM_INT_8) sum += a * v[(j * w + t) * 4 + i];
-            else sum += a * (256 * v[(2 * j * w + t) * 4 + i] + v[((2 * j + 1) * w + t) * 4 + i]);
+            if (lane == LM_INT_8)
+                sum += a * v[(j * w + t) * 4 + i];
+            else
+                sum += a * (256 * v[(2 * j * w + t) * 4 + i] + v[((2 * j + 1) * w + t) * 4 + i]);
         }
     return sum;
 }
@@ -61,7 +67,8 @@ static int32_t word_i(const uint8_t *p) {
     memcpy(&v, p, 4);
     return v;
 }
-static float add_block(lm_int_lane lane, const lm_int_plane *w, uint32_t b, uint32_t r, const uint8_t *x, uint32_t n, uint32_t t, float acc) {
+static float add_block(lm_int_lane lane, const lm_int_plane *w, uint32_t b, uint32_t r, const uint8_t *x, uint32_t n, uint32_t t,
+                       float acc) {
     const uint8_t *q = w->q + (size_t)b * 1024 + 4 * r; /* row r of 32: strip r/16 is 64 bytes on */
     const int8_t *v = (const int8_t *)x + 16 * n;
     const float dx = word_f(x + 4 * t), *d = w->scale + (size_t)b * w->halves * 32 + r, *m = w->min + (size_t)b * w->halves * 32 + r;
@@ -76,14 +83,14 @@ static float add_block(lm_int_lane lane, const lm_int_plane *w, uint32_t b, uint
     acc = fmaf(m[0], dx * (float)first, acc);
     return fmaf(m[32], dx * (float)(sum - first), acc);
 }
-static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
+                 float *out) {
     const size_t step = (size_t)n_t * lm_int_token(lane);
     for (uint32_t s = 0; s < n_seg; s++)
         for (uint32_t t = 0; t < n_t; t++)
             for (uint32_t r = 0; r < 32; r++) {
                 float acc = 0;
-                for (uint32_t b = bound[s]; b < bound[s + 1]; b++)
-                    acc = add_block(lane, w, b, r, x + b * step, n_t, t, acc);
+                for (uint32_t b = bound[s]; b < bound[s + 1]; b++) acc = add_block(lane, w, b, r, x + b * step, n_t, t, acc);
                 *out++ = acc;
             }
 }
