@@ -160,6 +160,8 @@ def another_model():
             json.dump(config, f)
         out = diff(LLAMA, bad, "--ids", IDS, code=1, last="unexplained: ")
         blamed(out, "B", op, op)
+        late = next(t for t in out["cases"][0]["taps"] if t["name"] == "logits")["B"]
+        check("what follows it is drift, and right by itself", late["envelope"]["share"] > 10 and late["replay"]["share"] < 1, str(late))
         out = diff(bad, ORACLE, code=1, last="unexplained: ")
         blamed(out, "B", "layer.0.out", "between embed and layer.0.out")
 
@@ -181,6 +183,8 @@ def refusals():
     for bad in (-1.0, 99999.0, 0.5, float("nan")):
         change = lambda t, m: st.put(t[route], 0, bad)  # noqa: B023, E731
         refused("diff", moe, doctored("a.safetensors", taps, change), says=[route, "expert"])
+    twice = lambda t, m: st.put(t[route], 1, st.get(t[route], 0))  # noqa: E731
+    refused("diff", moe, doctored("a.safetensors", taps, twice), says=[route, "twice"])
 
 
 clean()
