@@ -72,8 +72,8 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (!f->all && (f->markdown || f->models)) return lm_cli_usage("verify", "%s goes with --all", f->markdown ? "--markdown" : "--models");
     if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
-    uint32_t most = f->all ? LM_CLI_MAX_ARGS : listed ? 1 : 2;
-    if (args->n > most)
+    uint32_t most = listed ? 1 : 2;
+    if (!f->all && args->n > most)
         return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most],
                             listed ? "one MODEL" : "MODEL [TRACE]");
     lm_cli_catch_interrupts();

@@ -46,7 +46,11 @@ static void test_all_there(void **state) {
                                 "float64_max_dlogit",
                                 "2.5e-05",
                                 "dtype",
-                                "float32",
+                                "bfloat16",
+                                "c2.baseline",
+                                "{\"top1\": 0.52, \"top1_by_quarter\": [0.3, 0.9], \"max_dlogprob_top64\": 1.6}",
+                                "c2.vs_float32",
+                                "{\"top1\": 0.6, \"top1_by_quarter\": [0.4, 0.8], \"max_dlogprob_top64\": 0.5}",
                                 "embed_scale_bf16",
                                 "9.8125",
                                 NULL};
