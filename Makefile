@@ -32,7 +32,7 @@ GEN     := $(B)/gen/dtype_list.h $(B)/gen/arch_list.h $(B)/gen/version.h
 
 .DEFAULT_GOAL := all
 .PRECIOUS: $(B)/gen/%_list.h
-.PHONY: all lib aarch64 aarch64-kernels test test-peers unit asan fuzz fuzz-targets bench bench-peers demo ledger install uninstall clean help setup format format-check check-includes check-setup FORCE
+.PHONY: all lib aarch64 aarch64-kernels test test-peers unit asan fuzz fuzz-targets bench bench-peers demo ledger install uninstall clean help FORCE
 all:
 	@tools/setup --quiet build
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma
