@@ -107,8 +107,9 @@ int lm_cli_verify(int argc, char **argv) {
                      "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n\n"
                      "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
                      "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
-                     "continuation against a list. The last line counts the claims. Exit status: 0 something was measured and nothing is\n"
-                     "refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or no gate could be evaluated.",
+                     "continuation against a list. The last line counts the claims. Exit status: 0 something was compared with the reference\n"
+                     "and nothing is refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or nothing could be\n"
+                     "compared.",
                      opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
     o.run.progress = lm_cli_progress;

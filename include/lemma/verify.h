@@ -23,7 +23,7 @@ typedef enum lm_measure {
 /* One claim. Every string is one line, NUL-terminated, owned by the ledger, "" where it has nothing to say. */
 typedef struct lm_claim {
     lm_verdict verdict;
-    bool gate;            /* a gate's own measurement; bindings, traits and reports are not */
+    bool gate;            /* compared with the reference; bindings, traits, reports, and what lemma is held against itself are not */
     const char *section;  /* "binding", "trait", "text", "G1", "G2", "G4" */
     const char *name;     /* "c1 hidden cosine" */
     const char *bound;    /* ">= 0.9999" */
@@ -33,6 +33,8 @@ typedef struct lm_claim {
     const char *note;     /* OPEN: what would close it. REFUTED: the counterexample. PROVEN: a remark */
     lm_measure measure;   /* what `value` is, when it is anything */
     double value, limit;  /* NAN where a value was not finite */
+    bool arbitrated;      /* a difference that missed its bound: how far each side is from the arbiter's number, in the next two */
+    double ours_off, reference_off; /* ours is 0 where the arbiter itself is on trial */
 } lm_claim;
 
 typedef struct lm_ledger lm_ledger;
@@ -41,7 +43,7 @@ uint32_t lm_ledger_size(const lm_ledger *l);
 const lm_claim *lm_ledger_claim(const lm_ledger *l, uint32_t i);
 void lm_ledger_count(const lm_ledger *l, uint32_t *proven, uint32_t *open, uint32_t *refuted);
 const char *lm_ledger_subject(const lm_ledger *l); /* "MODEL: llama on cpu, lane f32 (…), against TRACE" */
-/* 0: a gate measured something and nothing is refuted; 1: something is refuted; 3: no gate could be evaluated. */
+/* 0: something was compared with the reference and nothing is refuted; 1: something is refuted; 3: nothing could be compared. */
 int lm_ledger_exit_code(const lm_ledger *l);
 typedef struct lm_worst_value {
     bool any;            /* false: no claim has such a number */

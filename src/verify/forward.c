@@ -188,18 +188,18 @@ static lm_status claim_argmax(const lm_forward *f, lm_error *err) {
                           lm_say(j->l, "%u of %u equal", f->c->n - f->flips, f->c->n), note, err);
 }
 
-static lm_status claim_diff(const lm_forward *f, const lm_worst *w, const char *what, double bound, const char *scope, lm_error *err) {
+static lm_status claim_diff(const lm_forward *f, lm_disputed kind, const lm_worst *w, const char *what, double bound, const char *scope,
+                            lm_error *err) {
     lm_judge *j = f->j;
     bool ok = w->value <= bound;
-    const char *where = lm_say(j->l, "position %u, id %u: ours %.9g, the trace's %.9g", w->position, w->at, w->ours, w->ref);
     lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
                       .section = "G1",
                       .bound = lm_say(j->l, "<= %.3g (%s)", bound, scope),
                       .measured = lm_say(j->l, "%.3g at position %u, id %u", w->value, w->position, w->at),
-                      .note = ok ? NULL : where,
                       .measure = LM_MEASURE_DIFFERENCE,
                       .value = w->value,
                       .limit = bound};
+    if (!ok) LM_TRY(lm_judge_nearer(j, f->c, kind, w, bound, &claim, err));
     return lm_judge_add(j, f->c, what, claim, err);
 }
 
@@ -214,12 +214,15 @@ static lm_status claim_all(const lm_forward *f, lm_error *err) {
     const lm_trace *t = f->j->t;
     const char *scope = t->noise > 0 ? "5 x the trace's noise, and 0.05" : "no noise recorded";
     LM_TRY(claim_finite(f, err));
+    if (!f->cosine.any && !lm_forward_has_argmax(f->c) && !f->last.any && !f->c->n_greedy)
+        return lm_judge_claim(f->j, f->c, "G1", LM_OPEN, "against the reference", NULL, NULL,
+                              "needs a trace of more than ids, as tools/export_oracle.py writes it", err);
     if (f->cosine.any) LM_TRY(claim_hidden(f, err));
     if (lm_forward_has_argmax(f->c)) LM_TRY(claim_argmax(f, err));
-    if (f->logit.any) LM_TRY(claim_diff(f, &f->logit, "max |dlogit|", lm_logit_bound(t), scope, err));
-    if (f->last.any) LM_TRY(claim_diff(f, &f->last, "max |dlogit|, last position", lm_logit_bound(t), scope, err));
+    if (f->logit.any) LM_TRY(claim_diff(f, LM_DISPUTED_LOGIT, &f->logit, "max |dlogit|", lm_logit_bound(t), scope, err));
+    if (f->last.any) LM_TRY(claim_diff(f, LM_DISPUTED_LAST, &f->last, "max |dlogit|, last position", lm_logit_bound(t), scope, err));
     if (f->logprob.any)
-        LM_TRY(claim_diff(f, &f->logprob, "max |dlogprob|, top ids", lm_logprob_bound(t),
+        LM_TRY(claim_diff(f, LM_DISPUTED_LOGPROB, &f->logprob, "max |dlogprob|, top ids", lm_logprob_bound(t),
                           t->noise > 0 ? "twice the logits' bound" : "no noise recorded", err));
     return LM_OK;
 }

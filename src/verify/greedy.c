@@ -6,50 +6,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct one_row {
-    double *dst;
-    uint32_t width, n;
-} one_row;
-
-static bool keep_row(void *ctx, const lm_rows *rows) {
-    one_row *o = ctx;
-    if (rows->n != 1 || rows->width != o->width) return false;
-    lm_rows_f64(rows, 0, o->dst);
-    o->n++;
-    return true;
-}
-
-/* Appends n tokens; the last row's logits to dst[vocab]. */
-static lm_status append(const lm_judge *j, lm_session *s, const int32_t *id, uint32_t n, double *dst, lm_error *err) {
-    one_row o = {.dst = dst, .width = j->e->program->vocab};
-    LM_TRY(lm_session_eval(s, &(lm_eval){.id = id, .n = n, .want = LM_WANT_LAST, .logits = keep_row, .logits_ctx = &o}, err));
-    return o.n == 1 ? LM_OK : lm_fail(err, LM_INTERNAL, "%u rows of logits came for the last position", o.n);
-}
-
 /* ---- a flip and what the arbiter says of it --------------------------------------------------------------------------------------- */
 typedef struct flip {
     uint32_t step, ours, ref;
     double margin;                 /* ours: logit of our choice − logit of the trace's */
     double ref_margin;             /* the trace's: its choice − ours; NAN without greedy.logits */
-    double true_margin;            /* the arbiter's: our choice − the trace's; NAN: not asked */
+    double true_margin;            /* the arbiter's: our choice − the trace's */
     double distance, ref_distance; /* max |dlogit| from the arbiter; NAN where not known */
 } flip;
 
 static lm_status ask_arbiter(lm_judge *j, const lm_trace_case *c, flip *f, lm_error *err) {
-    lm_engine_options eo = j->eo;
-    lm_engine *e = NULL;
-    lm_session *s = NULL;
     uint32_t vocab = j->e->program->vocab;
     uint64_t at;
-    eo.backend = "f64";
-    eo.device = (lm_device_options){.threads = eo.device.threads};
     double *truth = lm_calloc(vocab, sizeof *truth);
     if (!truth) return lm_fail_nomem(err, "a row of logits", vocab * sizeof *truth);
-    lm_status st = lm_engine_share(j->e, &eo, &e, err);
-    if (st == LM_OK) st = lm_session_create(e, 0, &s, err);
-    if (st == LM_OK && f->step)
-        st = lm_session_eval(s, &(lm_eval){.id = c->ids, .n = c->n, .length = c->n + f->step, .want = LM_WANT_NONE}, err);
-    if (st == LM_OK) st = f->step ? append(j, s, c->greedy, f->step, truth, err) : append(j, s, c->ids, c->n, truth, err);
+    lm_status st = LM_OK;
+    if (j->f64)
+        memcpy(truth, j->last, vocab * sizeof *truth); /* it is its own */
+    else
+        st = lm_judge_truth(j, c, "f64", c->n - 1 + f->step, truth, err);
     if (st == LM_OK) {
         f->true_margin = truth[f->ours] - truth[f->ref];
         f->distance = lm_max_diff(j->last, truth, vocab, &at);
@@ -58,8 +33,6 @@ static lm_status ask_arbiter(lm_judge *j, const lm_trace_case *c, flip *f, lm_er
             f->ref_distance = lm_max_diff(j->ref, truth, vocab, &at);
         }
     }
-    lm_session_free(s);
-    lm_engine_close(e);
     lm_free(truth);
     return st;
 }
@@ -67,7 +40,6 @@ static lm_status ask_arbiter(lm_judge *j, const lm_trace_case *c, flip *f, lm_er
 static const char *describe_flip(lm_judge *j, const flip *f) {
     const char *head = lm_say(j->l, "step %u: we choose %u, the trace %u; our margin %.3g", f->step, f->ours, f->ref, f->margin);
     if (!isnan(f->ref_margin)) head = lm_say(j->l, "%s, the trace's %.3g", head, f->ref_margin);
-    if (isnan(f->true_margin)) return head;
     /* two engines, each off by no more than rounding allows, can disagree on no more than twice that */
     double envelope = j->t->noise > 0 ? 2 * lm_logit_bound(j->t) : 1e-3;
     const char *sides = f->true_margin > 0 ? "for ours" : f->true_margin < 0 ? "for the trace's" : "a tie";
@@ -88,7 +60,7 @@ static lm_status judge_flip(lm_judge *j, const lm_trace_case *c, const char *sec
             lm_tensor_row_f64(c->greedy_logits, f->step, j->ref);
             f->ref_margin = j->ref[f->ref] - j->ref[f->ours];
         }
-        if (!j->f64) LM_TRY(ask_arbiter(j, c, f, err));
+        LM_TRY(ask_arbiter(j, c, f, err));
         note = describe_flip(j, f);
     }
     return lm_judge_claim(j, c, section, LM_REFUTED, "greedy continuation", "equal, token for token", measured, note, err);
@@ -99,22 +71,18 @@ static lm_status judge_flip(lm_judge *j, const lm_trace_case *c, const char *sec
 lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err) {
     char stage[48];
     uint32_t vocab = j->e->program->vocab, step = 0;
-    double worst = 0;
-    uint32_t worst_step = 0, worst_id = 0;
+    lm_worst worst = {0};
     flip f = {0};
     snprintf(stage, sizeof stage, "case %u: greedy", c->k);
     for (; step < c->n_greedy; step++) {
-        if (step) LM_TRY(append(j, s, &c->greedy[step - 1], 1, j->last, err));
+        if (step) LM_TRY(lm_judge_append(j, s, &c->greedy[step - 1], 1, 0, j->last, err));
         if (!lm_judge_progress(j, stage, step + 1, c->n_greedy)) return lm_fail(err, LM_INTERRUPTED, "interrupted");
-        if (c->greedy_logits && !isnan(worst)) {
+        if (c->greedy_logits && !isnan(worst.value)) {
             uint64_t at;
             lm_tensor_row_f64(c->greedy_logits, step, j->ref);
             double d = lm_max_diff(j->last, j->ref, vocab, &at);
-            if (isnan(d) || d > worst) {
-                worst = d;
-                worst_step = step;
-                worst_id = (uint32_t)at;
-            }
+            if (isnan(d) || d > worst.value)
+                worst = (lm_worst){.value = d, .at = (uint32_t)at, .position = c->n - 1 + step, .ours = j->last[at], .ref = j->ref[at]};
         }
         uint32_t best = lm_argmax_row(j->last, vocab);
         if (best == (uint32_t)c->greedy[step]) continue;
@@ -129,14 +97,16 @@ lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *secti
                               lm_say(j->l, "%u of %u equal", c->n_greedy, c->n_greedy), NULL, err));
     if (!c->greedy_logits) return LM_OK;
     double bound = lm_logit_bound(j->t);
-    lm_claim claim = {.verdict = worst <= bound ? LM_PROVEN : LM_REFUTED,
+    bool ok = worst.value <= bound;
+    lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
                       .section = section,
                       .bound = lm_say(j->l, "<= %.3g", bound),
-                      .measured = lm_say(j->l, "%.3g at step %u, id %u", worst, worst_step, worst_id),
+                      .measured = lm_say(j->l, "%.3g at step %u, id %u", worst.value, worst.position - (c->n - 1), worst.at),
                       .note = flipped ? "up to the step where the continuations part" : NULL,
                       .measure = LM_MEASURE_DIFFERENCE,
-                      .value = worst,
+                      .value = worst.value,
                       .limit = bound};
+    if (!ok) LM_TRY(lm_judge_nearer(j, c, LM_DISPUTED_GREEDY, &worst, bound, &claim, err));
     return lm_judge_add(j, c, "max |dlogit|, greedy", claim, err);
 }
 
@@ -167,9 +137,9 @@ static lm_status compare_prefixes(lm_judge *j, prefixes *p, lm_session *cached, 
         uint32_t from = i ? p->length[i - 1] : 0;
         uint64_t at;
         lm_session *fresh = NULL;
-        LM_TRY(append(j, cached, p->id + from, p->length[i] - from, j->ours, err));
+        LM_TRY(lm_judge_append(j, cached, p->id + from, p->length[i] - from, 0, j->ours, err));
         LM_TRY(lm_session_create(j->e, p->length[i], &fresh, err));
-        lm_status st = append(j, fresh, p->id, p->length[i], j->ref, err);
+        lm_status st = lm_judge_append(j, fresh, p->id, p->length[i], 0, j->ref, err);
         lm_session_free(fresh);
         LM_TRY(st);
         double d = lm_max_diff(j->ours, j->ref, vocab, &at);
@@ -204,6 +174,14 @@ lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err)
     bool bits = j->e->backend->exact && !j->f64, ok = bits ? !p.differs && !isnan(p.worst) : p.worst <= 1e-4;
     const char *note =
         ok ? NULL : lm_say(j->l, "length %u, id %u: through the cache %.9g, without %.9g", p.at_length, p.at_id, p.ours, p.fresh);
-    return lm_judge_claim(j, c, "G1", ok ? LM_PROVEN : LM_REFUTED, "prefill through the cache", bits ? "0, bit for bit" : "<= 1e-4",
-                          lm_say(j->l, "%.3g over %u lengths up to %u", p.worst, p.n, n), note, err);
+    /* no gate of the trace's: lemma is held against itself */
+    lm_claim claim = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
+                      .section = "G1",
+                      .name = lm_say(j->l, "c%u prefill through the cache", c->k),
+                      .bound = bits ? "0, bit for bit" : "<= 1e-4",
+                      .measured = lm_say(j->l, "%.3g over %u lengths up to %u", p.worst, p.n, n),
+                      .witness = j->trace_path,
+                      .sha256 = j->t->sha256,
+                      .note = note};
+    return lm_ledger_add(j->l, &claim, err);
 }

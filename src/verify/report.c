@@ -25,10 +25,15 @@ void lm_text_free(char *text) { lm_free(text); }
 
 static json_t *number(const lm_claim *c, double v) { return c->measure != LM_MEASURE_NONE && isfinite(v) ? json_real(v) : json_null(); }
 
+static json_t *arbiter(const lm_claim *c) {
+    return c->arbitrated ? json_pack("{s:f, s:f}", "ours", c->ours_off, "reference", c->reference_off) : json_null();
+}
+
 static json_t *claim_json(const lm_claim *c) {
-    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:o, s:o}", "verdict", lm_verdict_name(c->verdict), "section",
+    return json_pack("{s:s, s:s, s:s, s:b, s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:o}", "verdict", lm_verdict_name(c->verdict), "section",
                      c->section, "claim", c->name, "gate", c->gate, "bound", c->bound, "measured", c->measured, "witness", c->witness,
-                     "sha256", c->sha256, "note", c->note, "value", number(c, c->value), "limit", number(c, c->limit));
+                     "sha256", c->sha256, "note", c->note, "value", number(c, c->value), "limit", number(c, c->limit), "arbiter",
+                     arbiter(c));
 }
 
 char *lm_ledger_json(const lm_ledger *l) {

@@ -50,15 +50,14 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
     char buf[32];
     LM_TRY(claim_top1(f, err));
     bool ok = w->value <= c->gate.max_dlogprob;
-    const char *where = lm_say(j->l, "position %u, id %u: ours %.9g, the trace's %.9g", w->position, w->at, w->ours, w->ref);
     lm_claim diff = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
                      .section = "G2",
                      .bound = lm_say(j->l, "<= %g", c->gate.max_dlogprob),
                      .measured = lm_say(j->l, "%.4g at position %u, id %u", w->value, w->position, w->at),
-                     .note = ok ? NULL : where,
                      .measure = LM_MEASURE_DIFFERENCE,
                      .value = w->value,
                      .limit = c->gate.max_dlogprob};
+    if (!ok) LM_TRY(lm_judge_nearer(j, c, LM_DISPUTED_LOGPROB, w, c->gate.max_dlogprob, &diff, err));
     LM_TRY(lm_judge_add(j, c, "max |dlogprob|, top ids", diff, err));
     if (!f->cosine.any) return LM_OK;
     /* reported, not gated; but a value that is not finite fails outright */
@@ -108,7 +107,6 @@ lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err) {
     digest(&again, b);
     bool same = !strcmp(a, b);
     lm_claim claim = {.verdict = same ? LM_PROVEN : LM_REFUTED,
-                      .gate = true,
                       .section = "G2",
                       .name = lm_say(j->l, "c%u second run", c->k),
                       .bound = "the same bits",

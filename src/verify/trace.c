@@ -307,6 +307,7 @@ static lm_status read_metadata(reader *r) {
     LM_TRY(get_number(r, "cached_vs_full_max_dlogit", &a));
     LM_TRY(get_number(r, "float64_max_dlogit", &b));
     t->noise = a > b ? a : b;
+    t->float64_noise = b;
     LM_TRY(get_number(r, "embed_scale_bf16", &t->embed_scale_bf16));
     LM_TRY(get_number(r, "final_logit_softcapping", &t->final_softcap));
     for (uint32_t i = 0; i < t->file->meta.n; i++) LM_TRY(get_case_meta(r, &t->file->meta.entry[i]));

@@ -40,6 +40,7 @@ typedef struct lm_trace {
     const char *weights_sha256; /* NULL: unbound */
     const char *dtype;          /* what the reference computed in; "" when it doesn't say */
     double noise;               /* the larger of the recorded numeric ones; 0: none recorded */
+    double float64_noise;       /* how far the reference's own float64 run was from it; 0: not recorded */
     double embed_scale_bf16;    /* NAN: not recorded; the next, too */
     double final_softcap;
     lm_trace_case *c;
@@ -131,6 +132,15 @@ lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err);
 const char *lm_say_cosine(lm_ledger *l, double cosine); /* "1 - 2.1e-12" */
 bool lm_forward_has_argmax(const lm_trace_case *c);
 
+/* arbiter.c. Appends n tokens to a session of the model under test or of another; `length` as in lm_eval. The last row to dst[vocab]. */
+lm_status lm_judge_append(const lm_judge *j, lm_session *s, const int32_t *id, uint32_t n, uint32_t length, double *dst, lm_error *err);
+/* The logits of another backend, in its own lane, at an absolute position of the case's prompt or of the continuation after it. */
+lm_status lm_judge_truth(lm_judge *j, const lm_trace_case *c, const char *backend, uint32_t position, double *dst, lm_error *err);
+typedef enum lm_disputed { LM_DISPUTED_LOGIT, LM_DISPUTED_LAST, LM_DISPUTED_LOGPROB, LM_DISPUTED_GREEDY } lm_disputed;
+/* A claim whose worst difference misses its bound: adds to its note the counterexample and which side is nearer the arbiter, and fills in
+ * the distances. Its verdict stays. Uses j->ref. */
+lm_status lm_judge_nearer(lm_judge *j, const lm_trace_case *c, lm_disputed kind, const lm_worst *w, double bound, lm_claim *claim,
+                          lm_error *err);
 lm_status lm_judge_g1(lm_judge *j, const lm_trace_case *c, lm_error *err);                                         /* forward.c */
 lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err); /* greedy.c */
 lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err);                                  /* greedy.c */

@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 import tempfile
@@ -194,12 +195,18 @@ def refutations():
     expect(
         "a logit off by ten bounds",
         add_logit(6, 11, 10 * 5 * NOISE),
-        [r"c1 max \|dlogit\| +0.0026\d* at position 6, id 11 .*ours .*, the trace's"],
+        [
+            r"c1 max \|dlogit\| +0.0026\d* at position 6, id 11 .*ours .*, the trace's .*; the arbiter's .*: the reference is 0.0026\d* from it"
+            r", ours [\d.]+e-0\d: ours is nearer; 1 of the reference's 320 there are beyond the bound"
+        ],
     )
     expect(
         "a logit off by ten bounds, f64",
         add_logit(6, 11, 10 * 5 * NOISE),
-        [r"c1 max \|dlogit\| .*position 6, id 11"],
+        [
+            r"c1 max \|dlogit\| .*position 6, id 11.*ours is the arbiter itself, the reference is 0.0026\d* from it, the cpu engine "
+            r"\(lane f32\) [\d.]+e-0\d; the reference's own float64 run parts from it by up to"
+        ],
         extra=("--determinism", "off", "--backend", "f64"),
     )
 
@@ -292,7 +299,9 @@ def refusals():
 # ---- partial traces are judged on what they have ----
 def partial():
     holds("unbound", metadata("weights_sha256", None), [r"^OPEN +binding +.*unbound"])
-    holds("only ids", keep(r"ids$"), [r"^PROVEN +G1 +c1 prefill", "^OPEN +G1 +c0 prefill"], ["argmax", "hidden", "greedy cont"])
+    rows = [r"^PROVEN +G1 +c1 prefill", "^OPEN +G1 +c0 prefill", r"^OPEN +G1 +c1 against the reference.*\n +needs a trace of more than ids"]
+    holds("only ids: nothing is compared", keep(r"ids$"), rows, ["argmax", "hidden", "greedy cont"], status=3)
+    holds("only ids, with determinism", keep(r"ids$"), rows + [r"^PROVEN +G4"], status=3, extra=())
     holds("one token and nothing else", keep(r"^c0\.ids$"), [r"^OPEN +G1 +c0 prefill"], status=3)
     holds("some hidden states", drop(r"hidden\.layer\.[02]", r"hidden\.embed"), [r"c1 hidden cosine .*\(3 states\)"])
     holds(
@@ -312,7 +321,7 @@ def partial():
         last(t, m)
         st.put(t["c1.logits.last"], 9, st.get(t["c1.logits.last"], 9) + 0.1)
 
-    expect("the last logits off", last_off, [r"c1 max \|dlogit\|, last position +0.1 at position 8, id 9"])
+    expect("the last logits off", last_off, [r"c1 max \|dlogit\|, last position +0.1 at position 8, id 9.*the reference is 0.1 from it.*ours is nearer"])
     r = verify(
         os.path.join(ROOT, "tests/fixtures/mistral"),
         doctored(keep(r"^c0\.(ids|logits)$"), os.path.join(ROOT, "tests/fixtures/mistral/oracle.safetensors")),
@@ -367,7 +376,7 @@ def tower():
     expect(
         "a log-probability off",
         with_gate(lambda t, m: st.put(t["c2.top.logprobs"], 64 * 3 + 9, st.get(t["c2.top.logprobs"], 64 * 3 + 9) + 0.01)),
-        [r"c2 max \|dlogprob\|, top ids +(0.01|0.0099\d*|0.0100\d*) at position 3"],
+        [r"c2 max \|dlogprob\|, top ids +(0.01|0.0099\d*|0.0100\d*) at position 3.*ours is nearer; 1 of the reference's 64"],
         source=own,
     )
     expect(
@@ -381,9 +390,35 @@ def tower():
     expect(
         "greedy logits off",
         lambda t, m: st.put(t["c1.greedy.logits"], 2 * VOCAB + 5, 99.0),
-        [r"c1 max \|dlogit\|, greedy .*step 2, id 5"],
+        [r"c1 max \|dlogit\|, greedy .*step 2, id 5.*ours is nearer; 1 of the reference's 320"],
         source=own,
     )
+
+
+def nearer():
+    """A bound that is missed says which side the arbiter is nearer to: a lane that is too coarse, and weights that were damaged."""
+    model, own = os.path.join(ROOT, "tests/fixtures/hybrid/hybrid-q4_k_m.gguf"), os.path.join(folder.name, "hybrid.safetensors")
+    r = lemma("dump", model, "--ids", "5,9,2,77,31", "--greedy", "4", "-o", own)
+    check("dump for the arbiter", r.returncode == 0, r.stderr)
+    r = verify(model, doctored(metadata("float64_max_dlogit", "1e-5"), own), "--determinism", "off", "--lane", "i8", "--json")
+    d = json.loads(r.stdout) if r.stdout else {"claims": []}
+    rows = [c for c in d["claims"] if c["verdict"] == "REFUTED" and "max |dlogit|" in c["claim"]]
+    ok = rows and all(c["arbiter"] and 0 <= c["arbiter"]["reference"] < c["arbiter"]["ours"] and "the reference is nearer; 0 of the" in c["note"] for c in rows)
+    check("a lane that is too coarse", r.returncode == 1 and ok and all(c["arbiter"] is None for c in d["claims"] if c["verdict"] != "REFUTED"), r.stdout[:3000] + r.stderr)
+    # a weight of the last norm doubled: both of lemma's engines run it, and the reference is far from both, in every row
+    out = os.path.join(folder.name, "damaged")
+    os.makedirs(out)
+    for name in ("config.json", "model.safetensors"):
+        with open(os.path.join(MODEL, name), "rb") as f, open(os.path.join(out, name), "wb") as g:
+            g.write(f.read())
+    tensors, meta = st.read(os.path.join(out, "model.safetensors"))
+    data = tensors["model.norm.weight"][2]
+    data[6:8] = struct.pack("<H", struct.unpack("<H", data[6:8])[0] + 0x80)  # bfloat16
+    st.write(os.path.join(out, "model.safetensors"), tensors, meta)
+    r = verify(out, ORACLE, "--converted", "--determinism", "off")
+    got = [x for x in notes(r.stdout) if "c1 max |dlogit|" in x]
+    m = re.search(r"ours is nearer; (\d+) of the reference's 320", got[0]) if got else None
+    check("damaged weights", r.returncode == 1 and m and int(m[1]) > 200, r.stdout + r.stderr)
 
 
 def near_tie():
@@ -472,6 +507,7 @@ refutations()
 refusals()
 partial()
 tower()
+nearer()
 near_tie()
 texts()
 usage()
