@@ -90,12 +90,11 @@ asan:
 	@$(MAKE) --no-print-directory -j$(JOBS) B=build-asan OPT=-O1 SAN="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" build-asan/lemma unit
 	@B=build-asan SHARED=$(SHARED) tests/run asan
 
-# llama.cpp reads what lemma wrote: its build comes from PyPI into an environment outside the tree. Not a part of `make test`.
-PEERS := $(or $(LEMMA_PEERS),$(HOME)/.cache/lemma/peers)
+# llama.cpp reads what lemma wrote: it is built from source into an environment outside the tree. Not a part of `make test`.
+PEERS := $(or $(LEMMA_PEERS),$(CACHE)/peers)
 test-peers: all
-	@[ -x $(PEERS)/bin/python ] || python3 -m venv $(PEERS)
-	@$(PEERS)/bin/python -c 'import xllamacpp' 2>/dev/null || $(PEERS)/bin/pip install -q --only-binary :all: xllamacpp
-	@$(PEERS)/bin/python tools/peers/compare.py $(B)/lemma
+	@tools/peers/install "$(PEERS)"
+	@"$(PEERS)/bin/python" tools/peers/compare.py $(B)/lemma
 
 # ---- AArch64 from another machine: build-aarch64/lemma, which qemu-aarch64 -L /usr/aarch64-linux-gnu runs. On AArch64 itself `make` does. ----
 # tools/setup keeps the libraries outside the tree and outside the system's package state; they are linked statically, the C library is not.
@@ -124,6 +123,7 @@ bench: all
 	    echo "make bench: $(MODEL) is not here (make demo fetches it): timing $$m, a fixture too small to say much" >&2; fi; \
 	    $(B)/lemma bench "$$m" $(BENCH)
 bench-peers: all
+	@tools/peers/install "$(PEERS)"
 	@python3 tools/bench_peers.py --peers "$(PEERS)" $(BENCH_PEERS) $(B)/lemma "$(MODEL)"
 
 # libFuzzer comes with clang. Findings and corpora stay in build-fuzz; a target built with gcc replays one (tests/fuzz/replay.h).

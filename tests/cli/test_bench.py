@@ -127,7 +127,7 @@ def peers(*args):
 
 def against_peers():
     code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", os.path.join(ROOT, "tests/none"))
-    check("no peers: how to get them", code == 3 and not out and "venv" in err and "llama-cpp-python" in err, err)
+    check("no peers: how to get them", code == 3 and not out and "tools/peers/install" in err and "llama-cpp-python" in err, err)
     code, out, err = peers(LEMMA, os.path.join(ROOT, "none.gguf"), "--peers", ROOT)
     check("no model", code == 2 and "none.gguf" in err and err.count("\n") == 1, err)
     with tempfile.TemporaryDirectory() as tmp:
@@ -145,6 +145,11 @@ def against_peers():
             check("ratios by round", abs(c["ratio"]["median"] - ratios[1]) < 1e-3 * ratios[1] and abs(c["ratio"]["max"] - ratios[2]) < 1e-3 * ratios[2], str(c))
         code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "-p", 8, "-n", 0, "--threads", 1, "-r", 1)
         check("a table", code == 0 and "prefill 8" in out and "llama.cpp" in out, out + err)
+        code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "-p", 8, "-n", 0, "--threads", 1, "-r", 1, "--peer", "default,no-repack", "--json")
+        c = json.loads(out or "{}").get("cells", [{}])[0]
+        check("the peer's best setting counts", code == 0 and c["setting"] == "no-repack" and c["peer"] == c["settings"]["no-repack"] > c["settings"]["default"], out + err)
+        code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "--peer", "turbo")
+        check("no such setting", code == 2 and "turbo" in err and "no-flash" in err and err.count("\n") == 1, err)
         with open(fake, "w") as f:
             f.write('#!/bin/sh\ncase "$*" in *import*) echo 0.0.0; exit 0 ;; esac\necho "it broke" >&2\nexit 1\n')
         code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "-p", 8, "-n", 0, "--threads", 1, "-r", 1)
