@@ -126,6 +126,10 @@ static lm_status get_tensor(reader *r, lm_trace_case *c, const lm_tensor *t, con
         if (!c->top_ids) return BAD(r, t, "has no top.ids beside it");
         return c->top_logprobs = t, want_floats(r, t, c->n, c->n_top);
     }
+    if (!strcmp(rest, "top.rest")) {
+        if (!c->top_ids) return BAD(r, t, "has no top.ids beside it");
+        return c->top_rest = t, want_floats(r, t, 0, c->n);
+    }
     if (!strcmp(rest, "greedy.logits")) {
         if (!c->greedy) return BAD(r, t, "has no greedy beside it");
         return c->greedy_logits = t, want_floats(r, t, c->n_greedy, vocab);
@@ -270,6 +274,16 @@ static lm_status check_gate(reader *r, const lm_trace_case *c) {
     return LM_OK;
 }
 
+/* The first row that a perplexity counts; the last one has no token after it. */
+static lm_status get_scored_from(reader *r, const lm_meta_entry *e, lm_trace_case *c) {
+    const char *s = e->value.str.s;
+    const size_t n = strspn(s, "0123456789");
+    const unsigned long v = n && n < 10 && !s[n] ? strtoul(s, NULL, 10) : UINT32_MAX;
+    if (v && (uint64_t)v + 1 >= c->n) return BAD_META(r, e->key, "\"%.40s\" is not a row of its case but the last", s);
+    c->scored_from = (uint32_t)v;
+    return LM_OK;
+}
+
 /* Keys of cases: cK.text, cK.gate are read, the recorded distances must at least be JSON, the rest is commentary. */
 static lm_status get_case_meta(reader *r, const lm_meta_entry *e) {
     uint32_t k = 0;
@@ -284,6 +298,8 @@ static lm_status get_case_meta(reader *r, const lm_meta_entry *e) {
     } else if (gate) {
         LM_TRY(get_gate(r, e->key, e->value.str.s, e->value.str.len, &c->gate));
         if (!c->top_ids || !c->top_logprobs) return BAD_META(r, e->key, "a case judged by the tower gate needs top.ids and top.logprobs");
+    } else if (!strcmp(rest, "scored_from") && c) {
+        LM_TRY(get_scored_from(r, e, c));
     } else if (!strcmp(rest, "baseline") || !strcmp(rest, "vs_float32")) {
         json_t *o = NULL;
         LM_TRY(lm_json_parse((const uint8_t *)e->value.str.s, e->value.str.len, 0, r->path, &o, r->err));

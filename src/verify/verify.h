@@ -24,12 +24,13 @@ typedef struct lm_trace_case {
     size_t text_n;
     const lm_tensor **hidden; /* [n_layers + 2]: embed, layers, norm */
     uint32_t n_hidden;        /* how many of them are there */
-    const lm_tensor *logits, *logits_last, *top_logprobs, *greedy_logits;
+    const lm_tensor *logits, *logits_last, *top_logprobs, *top_rest, *greedy_logits; /* top_rest: log of the mass that top_logprobs leaves */
     const int32_t *argmax;  /* [n] */
     const int32_t *top_ids; /* [n][n_top] */
     uint32_t n_top;
     const int32_t *greedy; /* [n_greedy] */
     uint32_t n_greedy;
+    uint32_t scored_from; /* `lemma ppl` measures rows from here on; 0: all */
     lm_gate2 gate;
 } lm_trace_case;
 
