@@ -10,7 +10,7 @@ struct lm_session {
     uint32_t length, cap, chunk;
 };
 
-enum { DEFAULT_CHUNK = 256, SAVE_VERSION = 1 };
+enum { DEFAULT_CHUNK = 256, SAVE_VERSION = 2 /* lemma.h: LM_CONTRACT_VERSION */ };
 
 lm_status lm_session_create(lm_engine *e, uint32_t chunk, lm_session **out, lm_error *err) {
     lm_session *s = lm_calloc(1, sizeof *s);

@@ -4,8 +4,9 @@
  *
  * Product  y = x · Wᵀ.  w is the float32 value of a weight, (float)decode. The reduced dimension K is cut into segments: one, [0, K), or,
  *   when the op's `split` is set, 8: segment i = units [⌊i·n/8⌋, ⌊(i+1)·n/8⌋), n = ⌈K/unit⌉, a unit being the type's block (16 for floats).
- *   Inside a segment, blocks of 256 elements are counted from its start:
+ *   Inside a segment, blocks of 32 elements are counted from its start:
  *       blk = +0;  blk = fma(w[k], x[k], blk) for ascending k;  total = the first blk, then total = total + blk.
+ *   A row of 4096 is so a chain of 32 and one of 128, not one of 4096: what rounding adds stays below what the reference's own float32 does.
  *   Segment totals are summed ((01)(23))((45)(67)); an empty segment passes its sibling through. Then y = total + bias.
  *   16 outputs (a strip) go side by side through the vector: nothing is ever summed across lanes, so the vector's width does not matter.
  * Other sums (norms, attention scores, sums of exponentials): 16 virtual lanes starting at +0; element i goes to lane i mod 16, by fma where
@@ -31,22 +32,23 @@
 
 #define LM_TILE 12u  /* tokens per tile of a prefill product, at most */
 #define LM_GEMV 4u   /* up to so many tokens take the decode path */
-#define LM_BLK 256u  /* elements per block of a product's sum */
+#define LM_BLK 256u  /* elements that are decoded and multiplied at a time */
+#define LM_SUM 32u   /* elements per block of a product's sum; LM_BLK is a multiple of it */
 
 typedef enum lm_kact { LM_KACT_SILU, LM_KACT_GELU, LM_KACT_GELU_TANH, LM_KACT_RELU, LM_KACT_RELU2, LM_KACT_SIGMOID, LM_KACT_TANH, LM_KACT_SOFTPLUS,
                LM_KACT_NONE, LM_KACT_SWIGLU_OAI /* gated only */ } lm_kact;
 
 /* Elements [k0, k0+n) of a strip as float32, dst[n][16]. k0 is a multiple of the type's block, n of it too (any for floats). */
 typedef void (*lm_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst);
-/* The sum of one block for n_t ≤ LM_GEMV tokens and n_c consecutive strips, straight from the packed form: x[n][n_t] starts at k0's element;
- * total[c*LM_GEMV*16 + t*16 + lane] = blk when first, else total + blk. */
+/* The sums of n elements (blocks of LM_SUM, the last may be short) for n_t ≤ LM_GEMV tokens and n_c consecutive strips, straight from the packed
+ * form: x[n][n_t] starts at k0's element; total[c*LM_GEMV*16 + t*16 + lane] starts with the first blk when `first`, else it is added to. */
 typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_c, uint32_t k0, uint32_t n, const float *x, uint32_t n_t,
                            bool first, float *total);
 
 typedef struct lm_kernels {
     const char *level;
-    /* total[t][16] (= or +=) the sum over n ≤ 256 elements of w[k][16]·x[k][n_t], n_t ≤ LM_TILE; the same for a second strip, w1 and total1,
-     * where w1 is not NULL */
+    /* total[t][16] (= or +=) the sums of n elements, by blocks of LM_SUM, of w[k][16]·x[k][n_t], n_t ≤ LM_TILE; the same for a second strip, w1
+     * and total1, where w1 is not NULL */
     void (*tile)(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1);
     lm_unpack_fn unpack[LM_PACK_COUNT];
     lm_gemv_fn gemv[LM_PACK_COUNT]; /* NULL: unpack, then tile */

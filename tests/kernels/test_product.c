@@ -28,9 +28,9 @@ static uint8_t *random_rows(const lm_dtype *t, uint32_t rows, uint32_t K, float 
 /* kernels.h's words, one output at a time. */
 static float plain_segment(const float *w, const float *x, uint32_t n) {
     float total = 0;
-    for (uint32_t k0 = 0; k0 < n; k0 += 256) {
+    for (uint32_t k0 = 0; k0 < n; k0 += LM_SUM) {
         float blk = 0;
-        for (uint32_t k = k0; k < n && k < k0 + 256; k++) blk = fmaf(w[k], x[k], blk);
+        for (uint32_t k = k0; k < n && k < k0 + LM_SUM; k++) blk = fmaf(w[k], x[k], blk);
         total = k0 == 0 ? blk : total + blk;
     }
     return total;

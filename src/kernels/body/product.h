@@ -107,23 +107,25 @@ typedef lm_scales (*begin_fn)(const uint8_t *, uint32_t);
 typedef void (*quad_fn)(const lm_scales *, uint32_t, vf *);
 LM_INLINE void gemv_body(begin_fn begin, quad_fn quad, uint32_t sub, uint32_t step, int C, int T, const uint8_t *strip, size_t strip_bytes,
                          uint32_t k0, uint32_t n, const float *x, bool first, float *total) {
-    vf acc[4][4];
-    LM_UNROLL for (int c = 0; c < C; c++) LM_UNROLL for (int t = 0; t < T; t++) acc[c][t] = v_set(0.0f);
-    for (uint32_t k = k0; k < k0 + n; k += sub) {
-        lm_scales s[4];
-        LM_UNROLL for (int c = 0; c < C; c++) s[c] = begin(strip + (size_t)c * strip_bytes, k);
-        for (uint32_t j = 0; j < sub / step; j++, x += step * (uint32_t)T) {
-            LM_UNROLL for (int c = 0; c < C; c++) {
-                vf w[4];
-                quad(&s[c], j, w);
-                LM_UNROLL for (uint32_t b = 0; b < step; b++)
-                    LM_UNROLL for (int t = 0; t < T; t++) acc[c][t] = v_fma(w[b], v_set(x[b * (uint32_t)T + (uint32_t)t]), acc[c][t]);
+    for (uint32_t k = k0, end; k < k0 + n; first = false) {
+        vf acc[4][4];
+        LM_UNROLL for (int c = 0; c < C; c++) LM_UNROLL for (int t = 0; t < T; t++) acc[c][t] = v_set(0.0f);
+        for (end = k0 + n - k < LM_SUM ? k0 + n : k + LM_SUM; k < end; k += sub) {
+            lm_scales s[4];
+            LM_UNROLL for (int c = 0; c < C; c++) s[c] = begin(strip + (size_t)c * strip_bytes, k);
+            for (uint32_t j = 0; j < sub / step; j++, x += step * (uint32_t)T) {
+                LM_UNROLL for (int c = 0; c < C; c++) {
+                    vf w[4];
+                    quad(&s[c], j, w);
+                    LM_UNROLL for (uint32_t b = 0; b < step; b++)
+                        LM_UNROLL for (int t = 0; t < T; t++) acc[c][t] = v_fma(w[b], v_set(x[b * (uint32_t)T + (uint32_t)t]), acc[c][t]);
+                }
             }
         }
-    }
-    LM_UNROLL for (int c = 0; c < C; c++) LM_UNROLL for (int t = 0; t < T; t++) {
-        float *o = total + (c * (int)LM_GEMV + t) * 16;
-        v_store(o, first ? acc[c][t] : v_add(v_load(o), acc[c][t]));
+        LM_UNROLL for (int c = 0; c < C; c++) LM_UNROLL for (int t = 0; t < T; t++) {
+            float *o = total + (c * (int)LM_GEMV + t) * 16;
+            v_store(o, first ? acc[c][t] : v_add(v_load(o), acc[c][t]));
+        }
     }
 }
 /* The decode path; a level without one (LM_NO_GEMV) unpacks and takes its tile. */

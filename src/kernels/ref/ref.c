@@ -11,14 +11,16 @@
 #include "kernels/body/vector.h"
 
 static void tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
-    for (uint32_t t = 0; t < n_t; t++) {
-        float acc[16] = {0};
-        for (uint32_t k = 0; k < n; k++) {
-            const float xk = x[(size_t)k * n_t + t];
-            for (uint32_t r = 0; r < 16; r++) acc[r] = fmaf(w[(size_t)k * 16 + r], xk, acc[r]);
+    for (uint32_t k0 = 0; k0 < n; k0 += LM_SUM, first = false)
+        for (uint32_t t = 0; t < n_t; t++) {
+            const uint32_t end = n - k0 < LM_SUM ? n : k0 + LM_SUM;
+            float acc[16] = {0};
+            for (uint32_t k = k0; k < end; k++) {
+                const float xk = x[(size_t)k * n_t + t];
+                for (uint32_t r = 0; r < 16; r++) acc[r] = fmaf(w[(size_t)k * 16 + r], xk, acc[r]);
+            }
+            for (uint32_t r = 0; r < 16; r++) total[t * 16 + r] = first ? acc[r] : total[t * 16 + r] + acc[r];
         }
-        for (uint32_t r = 0; r < 16; r++) total[t * 16 + r] = first ? acc[r] : total[t * 16 + r] + acc[r];
-    }
 }
 static void k_tile(const float *w, const float *w1, uint32_t n, const float *x, uint32_t n_t, bool first, float *total, float *total1) {
     tile(w, n, x, n_t, first, total);
