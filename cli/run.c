@@ -4,13 +4,14 @@
 #include <time.h>
 #include <unistd.h>
 #include "cli.h"
+#include "lemma/receipt.h"
 
 static const char about[] =
     "MODEL -p TEXT [options]\n\nGenerates text after a prompt: greedily, or sampled with --temp. Text goes to stdout, timings to stderr.";
 
 typedef struct run {
     /* what was asked for */
-    const char *path, *prompt, *file;
+    const char *path, *prompt, *file, *receipt_path;
     lm_model_options model_opt;
     lm_sampler_options sampler_opt;
     lm_cli_strs stop;
@@ -26,6 +27,7 @@ typedef struct run {
     lm_detok *detok;
     lm_stops *stops;
     lm_logits_hash *hasher;
+    lm_receipt *receipt;
     lm_logits row; /* the last one, copied */
     uint32_t row_position;
     void *row_data;
@@ -43,6 +45,7 @@ static void release(run *r) {
     lm_detok_free(r->detok);
     lm_sampler_free(r->sampler);
     lm_logits_hash_free(r->hasher);
+    lm_receipt_free(r->receipt);
     lm_session_free(r->session);
     lm_model_close(r->model);
     free(r->row_data);
@@ -196,6 +199,7 @@ static lm_status generate(run *r, lm_error *err) {
         }
         s = lm_sampler_pick(r->sampler, &r->row, 0, r->id, r->n, step, &id, err);
         if (s == LM_OK) s = keep_id(r, id, err);
+        if (s == LM_OK && r->receipt) s = lm_receipt_step(r->receipt, &r->row, 0, id, err);
         if (s != LM_OK) break;
         if (is_eos(r, id)) {
             r->finish = "eos";
@@ -285,6 +289,21 @@ static lm_status open_tools(run *r, lm_error *err) {
     return s == LM_OK ? lm_model_session(r->model, r->chunk, &r->session, err) : s;
 }
 
+static lm_status open_receipt(run *r, lm_error *err) {
+    char sha[65];
+    lm_status s = lm_model_check_target(r->model, r->receipt_path, err);
+    if (s == LM_OK) s = lm_model_sha256(r->model, sha, err);
+    const lm_receipt_about what = {.weights_sha256 = sha,
+                                    .arch = r->info.arch,
+                                    .backend = r->info.backend,
+                                    .lane = r->info.lane,
+                                    .device = r->info.description,
+                                    .sampler = r->sampler_opt,
+                                    .prompt = r->id,
+                                    .n_prompt = r->n_prompt};
+    return s == LM_OK ? lm_receipt_create(&what, &r->receipt, err) : s;
+}
+
 static int execute(run *r) {
     lm_error err = {0};
     lm_cli_catch_interrupts();
@@ -298,13 +317,14 @@ static int execute(run *r) {
         fprintf(stderr, "lemma run: no tokenizer: ids are printed instead of text\n");
         r->print_ids = true;
     }
-    if (open_tools(r, &err) != LM_OK) return lm_cli_error("run", &err);
+    if (open_tools(r, &err) != LM_OK || (r->receipt_path && open_receipt(r, &err) != LM_OK)) return lm_cli_error("run", &err);
     lm_status s = generate(r, &err);
     if (s != LM_OK && s != LM_INTERRUPTED) {
         if (r->n > r->n_prompt && !r->json && !r->print_ids) putchar('\n');
         return lm_cli_error("run", &err);
     }
     print_result(r);
+    if (r->receipt && lm_receipt_write(r->receipt, r->finish, r->receipt_path, &err) != LM_OK) return lm_cli_error("run", &err);
     return lm_status_exit_code(s);
 }
 
@@ -348,6 +368,7 @@ int lm_cli_run(int argc, char **argv) {
         {"--ignore-eos", 0, LM_CLI_FLAG, &r.ignore_eos, NULL, "go on after an end-of-generation token"},
         {"--print-ids", 0, LM_CLI_FLAG, &r.print_ids, NULL, "print the generated ids, not their text"},
         {"--hash", 0, LM_CLI_FLAG, &r.hash, NULL, "last line: sha256 of the logits of every position, in order"},
+        {"--receipt", 0, LM_CLI_STR, &r.receipt_path, "FILE", "write a receipt, which lemma verify MODEL --receipt FILE checks"},
         LM_CLI_JSON_OPT(&r.json),
         {"--ctx", 0, LM_CLI_U32, &r.ctx, "N", "most positions (default: what the model was made for)", 1, 1u << 30},
         {"--chunk", 0, LM_CLI_U32, &r.chunk, "N", "prompt positions computed at a time", 1, 65536},

@@ -1,5 +1,6 @@
 /* lemma verify: the gates, as a table of claims or as JSON. */
 #include "verify.h"
+#include "lemma/receipt.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,18 +41,19 @@ static int report(const lm_ledger *l, bool json) {
         printf("\n%u proven, %u open, %u refuted\n", proven, open, refuted);
     }
     int rc = lm_ledger_exit_code(l);
-    if (rc == 3) fputs("lemma verify: no gate could be evaluated: the trace has nothing to compare with\n", stderr);
+    if (rc == 3) fputs("lemma verify: no gate could be evaluated: there is nothing to compare with\n", stderr);
     return rc;
 }
 
-static int judge_one(const char *model, lm_verify_options *o, bool json) {
+/* Against the trace that o names, or against a receipt. */
+static int judge_one(const char *model, const char *receipt, lm_verify_options *o, bool json) {
     lm_ledger *l = NULL;
     lm_error err = {0};
     if (!json) {
         o->subject = print_subject;
         o->claim = print_claim;
     }
-    if (lm_verify(model, o, &l, &err) != LM_OK) return lm_cli_error("verify", &err);
+    if ((receipt ? lm_verify_receipt(model, receipt, o, &l, &err) : lm_verify(model, o, &l, &err)) != LM_OK) return lm_cli_error("verify", &err);
     lm_cli_progress_end();
     int rc = report(l, json);
     lm_ledger_free(l);
@@ -60,7 +62,7 @@ static int judge_one(const char *model, lm_verify_options *o, bool json) {
 
 typedef struct form { /* what says which form of the verb is meant */
     bool all, markdown, json;
-    const char *models;
+    const char *models, *receipt;
     lm_cli_ids ids, expect;
     uint32_t topk;
 } form;
@@ -72,15 +74,16 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (!f->all && (f->markdown || f->models)) return lm_cli_usage("verify", "%s goes with --all", f->markdown ? "--markdown" : "--models");
     if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
-    uint32_t most = listed ? 1 : 2;
+    if (f->receipt && (f->all || listed || o->converted)) return lm_cli_usage("verify", "--receipt goes with neither --all, --ids nor --converted");
+    uint32_t most = listed || f->receipt ? 1 : 2;
     if (!f->all && args->n > most)
         return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most],
-                            listed ? "one MODEL" : "MODEL [TRACE]");
+                            most == 1 ? "one MODEL" : "MODEL [TRACE]");
     lm_cli_catch_interrupts();
     if (f->all) return lm_cli_verify_all(args, f->models, o, f->markdown ? LM_CLI_MARKDOWN : f->json ? LM_CLI_JSON : LM_CLI_TEXT);
     if (listed) return lm_cli_verify_ids(args->s[0], &o->run, &f->ids, &f->expect, f->topk, f->json);
     o->trace = args->n > 1 ? args->s[1] : NULL;
-    return judge_one(args->s[0], o, f->json);
+    return judge_one(args->s[0], f->receipt, o, f->json);
 }
 
 int lm_cli_verify(int argc, char **argv) {
@@ -96,6 +99,7 @@ int lm_cli_verify(int argc, char **argv) {
         {"--all", 0, LM_CLI_FLAG, &f.all, NULL, "every model below the folders, on cpu and f64 unless --backend says one"},
         {"--models", 0, LM_CLI_STR, &f.models, "DIR", "--all: where models that a traces.txt names are looked for, too"},
         {"--markdown", 0, LM_CLI_FLAG, &f.markdown, NULL, "--all: a Markdown table on stdout"},
+        {"--receipt", 0, LM_CLI_STR, &f.receipt, "FILE", "a receipt of lemma run: run its ids again, draw every id again"},
         {"--ids", 0, LM_CLI_IDS, &f.ids, "LIST", "the prompt's token ids: 1,2,3"},
         {"--expect", 0, LM_CLI_IDS, &f.expect, "LIST", "what the bare arg-max run after --ids must give"},
         {"--topk", 0, LM_CLI_U32, &f.topk, "N", "--expect: the N best at each step (default 0)", 0, 1000},
@@ -104,12 +108,13 @@ int lm_cli_verify(int argc, char **argv) {
     };
     int rc =
         lm_cli_parse("verify",
-                     "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n\n"
+                     "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n"
+                     "       lemma verify MODEL --receipt FILE\n\n"
                      "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
                      "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
-                     "continuation against a list. The last line counts the claims. Exit status: 0 something was compared with the reference\n"
-                     "and nothing is refuted, 1 a claim is refuted, 2 a usage or input error, 3 a resource is missing or nothing could be\n"
-                     "compared.",
+"continuation against a list; with --receipt what a run with --receipt claims. The last line counts the claims. Exit status:\n"
+                     "0 something was compared with the reference and nothing is refuted, 1 a claim is refuted, 2 a usage or input error, 3 a\n"
+                     "resource is missing or nothing could be compared.",
                      opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
     o.run.progress = lm_cli_progress;

@@ -75,6 +75,17 @@ lm_skipped_group lm_model_skipped(const lm_model *m, uint32_t i) {
     return (lm_skipped_group){m->engine->skipped[i].group, m->engine->skipped[i].count};
 }
 
+static bool hashing(void *ctx, uint64_t done, uint64_t total) {
+    const lm_progress *p = ctx;
+    return !p->fn || p->fn(p->ctx, "hashing the weights", done, total);
+}
+lm_status lm_model_sha256(const lm_model *m, char hex[65], lm_error *err) {
+    lm_progress p = m->engine->opt.progress;
+    return lm_source_sha256(m->engine->src, hex, hashing, &p, err);
+}
+
+lm_status lm_model_check_target(const lm_model *m, const char *path, lm_error *err) { return lm_target_check(path, m->engine->src, err); }
+
 /* The ids of a metadata value, an integer or an array of them. */
 static bool read_ids(lm_model *m, const lm_value *v) {
     if (!v || (v->kind != LM_V_INT && (v->kind != LM_V_ARRAY || v->elem != LM_V_INT || !v->arr.n))) return false;

@@ -11,7 +11,7 @@ static double power_of_two(int n) { /* −1022 ≤ n ≤ 1023 */
     return d;
 }
 
-double lm_exp(double x) {
+static inline __attribute__((always_inline)) double exp_of(double x) {
     if (x != x) return x;
     if (x > 709.8) return INFINITY;
     if (x < -745.2) return 0;
@@ -37,3 +37,11 @@ double lm_exp(double x) {
     int k = (int)n, half = k / 2;
     return p * power_of_two(half) * power_of_two(k - half);
 }
+
+#if defined(__x86_64__)
+/* The same operations, the fused ones as instructions instead of calls: a sampler takes an exponential for every id. */
+__attribute__((target("fma"))) static double exp_fma(double x) { return exp_of(x); }
+double lm_exp(double x) { return __builtin_cpu_supports("fma") ? exp_fma(x) : exp_of(x); }
+#else
+double lm_exp(double x) { return exp_of(x); }
+#endif

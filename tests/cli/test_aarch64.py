@@ -84,6 +84,23 @@ def equal_hashes():
             equal(f"{kind} {lane}", run(path, lane, range(7, 30)), [("neon", "max")])
 
 
+def receipts():
+    """A receipt made natively is reproduced here, and one made here natively."""
+    made = os.path.join(folder.name, "receipt.json")
+    for model, lane in (("gguf/llama.gguf", "f32"), (HYBRID, "i8")):
+        path = os.path.join(drive.FIXTURES, model)
+        make = ["run", path, "--ids", "5,17,200,3,42", "-n", "256", "--temp", "0.9", "--top-p", "0.95", "--seed", "7", "--ignore-eos", "--print-ids",
+                "--lane", lane, "--receipt", made]
+        check = ["verify", path, "--receipt", made, "--threads", "1"]
+        native = drive.good(*make)
+        for level in ("c", "neon"):
+            r = qemu("lemma", *check, "--cpu-level", level)
+            drive.check(f"receipt of {model} {lane}: level {level}", r.returncode == 0 and r.stdout.endswith("5 proven, 0 open, 0 refuted\n"), r.stdout + r.stderr)
+        r = qemu("lemma", *make)
+        drive.check(f"made here: {model} {lane}", r.returncode == 0 and r.stdout == native, r.stderr)
+        drive.good(*check)
+
+
 def refuses_by_name():
     r = qemu("lemma", *run(drive.LLAMA, "f32", (1, 2)), "--cpu-level", "avx2")
     drive.check("avx2 is refused", r.returncode in (2, 3) and "avx2" in r.stderr and "c or neon" in r.stderr, f"{r.returncode} {r.stderr}")
@@ -103,6 +120,7 @@ elif failed:
     drive.check("build-aarch64 is built", False, failed)
 else:
     equal_hashes()
+    receipts()
     refuses_by_name()
     kernels()
 drive.finish()
