@@ -1,9 +1,17 @@
 /* The thread pool.
  *
- * A job is published through `cursor`: its epoch in the upper half, the number of tasks not yet taken in the lower one. Taking a task is
- * one compare-and-swap that lowers the count. A job ends only when every taken task has been counted off in `pending`, so a successful
- * swap proves that the job it belongs to is still running, and that fn, ctx and n_tasks, read just before, are that job's. A worker
- * that wakes late, even in the middle of a later job, finds either a count of 0 or a swap that fails: it never touches a finished job.
+ * A job's tasks are cut into ranges of neighbours, one per thread (many threads share some): a thread works through its own range, so that
+ * it reads memory in one stream, then helps with the others'. A range is published through its `cursor`: the job's epoch in the upper half,
+ * the number of tasks not yet taken in the lower one. Taking a task is one compare-and-swap that lowers the count. A job ends only when
+ * every taken task has been counted off in `pending`, so a successful swap proves that the job it belongs to is still running, and that fn,
+ * ctx and n_tasks, read just before, are that job's. A worker that wakes late, even in the middle of a later job, finds either a count of 0
+ * or a swap that fails: it never touches a finished job.
+ *
+ * A task that was taken must be waited for, and a thread whose CPU goes to another process in the middle of one keeps the whole job waiting
+ * for a time slice, which is as long as many jobs of decoding. So a worker that again and again kept the caller waiting for longer than
+ * sharing had saved, or that cannot get off the caller's own CPU, rests: it takes no tasks. From time to time the caller sends a resting
+ * worker to watch the clock on its CPU for a while; when nothing takes that CPU away, the worker comes back. A busy neighbour so costs the
+ * thread that shares its CPU, and no waiting. None of this applies to a pool of more threads than CPUs, whose threads take turns by design.
  */
 #include "base/threads.h"
 
@@ -28,26 +36,49 @@
 #endif
 
 #define MAX_THREADS 1024
+#define MAX_RANGES 16
 #define SPIN_SECONDS 20e-6
+/* Late is a wait of more than LATE_TASKS tasks and LATE_SECONDS. */
+#define LATE_TASKS 4
+#define LATE_SECONDS 200e-6
+/* Once late may be chance; again within AGAIN_SECONDS is not. */
+#define AGAIN_SECONDS 50e-3
+/* A rest, doubled when it did not help; the watch that ends it, and the longest pause that it may see. */
+#define REST_SECONDS 20e-3
+#define REST_MOST 320e-3
+#define WATCH_SECONDS 10e-3
+#define WATCH_PAUSE 250e-6
 
 typedef struct worker {
     lm_pool *pool;
     pthread_t thread;
     uint32_t index;
+    _Atomic uint32_t resting; /* 0: takes tasks; REST: sleeps until told; WATCH: to watch its CPU, or doing so */
+    /* the caller's */
+    double rest_until, rest, late_at; /* late_at: when it was last late, or came back */
 } worker;
+enum { WORK, REST, WATCH };
+
+typedef struct range {
+    _Alignas(64) _Atomic uint64_t cursor;
+} range;
 
 struct lm_pool {
     uint32_t n;       /* threads, the caller's included */
     uint32_t started; /* workers that exist: n - 1 once created */
-    bool spin;        /* only where each thread has a CPU of its own */
+    uint32_t n_ranges;
+    bool spread; /* each thread has a CPU of its own: spin before sleeping, and let late workers rest */
     worker *workers;
     /* the job */
     _Atomic(lm_task_fn) fn;
     _Atomic(void *) ctx;
     _Atomic uint32_t n_tasks;
-    _Alignas(64) _Atomic uint64_t cursor;
+    _Atomic int caller_cpu;
+    range range[MAX_RANGES];
     _Alignas(64) _Atomic uint32_t pending; /* tasks not finished; the caller waits for 0 */
     _Atomic uint32_t caller_sleeps;
+    _Atomic uint32_t last;              /* the thread that finished the last task */
+    _Alignas(64) _Atomic uint32_t rest; /* workers that rest */
     _Alignas(64) _Atomic uint32_t epoch; /* workers wait for it to change */
     _Atomic uint32_t sleepers;
     _Atomic uint32_t quit, ready, bad_env;
@@ -82,9 +113,30 @@ static void cpu_pause(void) {
 #endif
 }
 
+#if defined(__linux__)
+static int this_cpu(void) { return sched_getcpu(); }
+/* Moves to another CPU that this thread may use, if there is one; it may come back later. */
+static void leave_cpu(int cpu) {
+    cpu_set_t all, others;
+    if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof all, &all) != 0) return;
+    others = all;
+    CPU_CLR(cpu, &others);
+    if (CPU_COUNT(&others) == 0 || sched_setaffinity(0, sizeof others, &others) != 0) return;
+    sched_setaffinity(0, sizeof all, &all);
+}
+#else
+static int this_cpu(void) { return -1; }
+static void leave_cpu(int cpu) { (void)cpu; }
+#endif
+/* A worker in the caller's way. */
+static bool in_the_way(const lm_pool *p) {
+    const int cpu = this_cpu();
+    return p->spread && cpu >= 0 && cpu == atomic_load_explicit(&p->caller_cpu, memory_order_relaxed);
+}
+
 /* Waits until *w differs from `seen`; `asleep` tells whoever changes it that a wake-up is needed. */
-static void wait_change(const lm_pool *p, _Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep) {
-    if (p->spin) {
+static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep, bool spin) {
+    if (spin) {
         double until = lm_now() + SPIN_SECONDS;
         do {
             for (int i = 0; i < 32; i++) {
@@ -101,22 +153,102 @@ static void wait_change(const lm_pool *p, _Atomic uint32_t *w, uint32_t seen, _A
 
 /* ---- work -------------------------------------------------------------------------------------------------------------------- */
 
-/* Runs tasks until none is left to take. */
-static void work(lm_pool *p, uint32_t thread) {
+/* Runs tasks until none is left to take; returns how many. */
+static uint32_t work(lm_pool *p, uint32_t thread) {
+    const uint32_t n_ranges = p->n_ranges;
     uint32_t done = 0;
-    uint64_t c = atomic_load_explicit(&p->cursor, memory_order_acquire);
-    while ((uint32_t)c != 0) {
-        lm_task_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
-        void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
-        uint32_t n = atomic_load_explicit(&p->n_tasks, memory_order_relaxed);
-        if (!atomic_compare_exchange_weak_explicit(&p->cursor, &c, c - 1, memory_order_acq_rel, memory_order_acquire)) continue;
-        fn(ctx, n - (uint32_t)c, thread);
-        done++;
-        c = atomic_load_explicit(&p->cursor, memory_order_acquire);
+    for (uint32_t i = 0, r = thread % n_ranges; i < n_ranges; i++, r = r + 1 < n_ranges ? r + 1 : 0) {
+        _Atomic uint64_t *cursor = &p->range[r].cursor;
+        uint64_t c = atomic_load_explicit(cursor, memory_order_acquire);
+        while ((uint32_t)c != 0) {
+            lm_task_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
+            void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
+            uint64_t n = atomic_load_explicit(&p->n_tasks, memory_order_relaxed);
+            if (!atomic_compare_exchange_weak_explicit(cursor, &c, c - 1, memory_order_acq_rel, memory_order_acquire)) continue;
+            fn(ctx, (uint32_t)((r + 1) * n / n_ranges) - (uint32_t)c, thread);
+            done++;
+            c = atomic_load_explicit(cursor, memory_order_acquire);
+        }
     }
+    return done;
+}
+static void count_off(lm_pool *p, uint32_t thread, uint32_t done) {
     if (done == 0) return;
+    /* Overwritten only by threads that finish later; the caller reads it when all have. */
+    atomic_store_explicit(&p->last, thread, memory_order_relaxed);
     if (atomic_fetch_sub(&p->pending, done) == done && atomic_load(&p->caller_sleeps)) word_wake(&p->pending, 1);
 }
+
+/* ---- rest -------------------------------------------------------------------------------------------------------------------- */
+
+/* Whether nothing takes this thread's CPU away, which is another one than the caller's where that is possible. */
+static bool undisturbed(const lm_pool *p) {
+    double last = lm_now();
+    for (const double end = last + WATCH_SECONDS; last < end && !atomic_load_explicit(&p->quit, memory_order_relaxed);) {
+        for (int i = 0; i < 32; i++) cpu_pause();
+        const double now = lm_now();
+        if (now - last > WATCH_PAUSE) return false;
+        if (in_the_way(p)) leave_cpu(atomic_load_explicit(&p->caller_cpu, memory_order_relaxed));
+        last = now;
+    }
+    return true;
+}
+static void rest(lm_pool *p, worker *me) {
+    for (uint32_t r; (r = atomic_load(&me->resting)) != WORK && !atomic_load(&p->quit);) {
+        if (r == REST) {
+            word_wait(&me->resting, REST);
+            continue;
+        }
+        const bool good = undisturbed(p);
+        if (good) atomic_fetch_sub(&p->rest, 1);
+        atomic_store(&me->resting, good ? WORK : REST);
+    }
+}
+/* By the caller (a worker that it waited for) or by the worker itself. */
+static void send_to_rest(lm_pool *p, worker *w) {
+    uint32_t was = WORK;
+    if (!p->spread || !atomic_compare_exchange_strong(&w->resting, &was, REST)) return;
+    atomic_fetch_add(&p->rest, 1);
+}
+
+/* Some systems wake a thread where it slept, though the caller is there now and other CPUs idle. */
+static void step_aside(lm_pool *p, worker *me) {
+    leave_cpu(atomic_load_explicit(&p->caller_cpu, memory_order_relaxed));
+    if (in_the_way(p)) send_to_rest(p, me);
+}
+
+static double longer(double span) { return span < REST_SECONDS ? REST_SECONDS : span < REST_MOST / 2 ? 2 * span : REST_MOST; }
+static void was_late(lm_pool *p, worker *w, double now) {
+    if (now - w->late_at < AGAIN_SECONDS)
+        send_to_rest(p, w);
+    else
+        w->rest = 0;
+    w->late_at = now;
+}
+
+/* The caller looks after the resting workers: each rests for its time, then watches. */
+static void look_after(lm_pool *p, double now) {
+    for (uint32_t i = 0; i < p->started; i++) {
+        worker *w = &p->workers[i];
+        if (atomic_load_explicit(&w->resting, memory_order_relaxed) != REST) {
+            if (w->rest_until > 0 && atomic_load_explicit(&w->resting, memory_order_relaxed) == WORK) w->rest_until = 0, w->late_at = now;
+            continue;
+        }
+        if (w->rest_until <= 0) { /* a new rest */
+            w->rest = longer(w->rest);
+            w->rest_until = now + w->rest;
+        } else if (now >= w->rest_until) {
+            w->rest = longer(w->rest);
+            w->rest_until = now + WATCH_SECONDS + w->rest;
+            atomic_store(&w->resting, WATCH);
+            word_wake(&w->resting, 1);
+            atomic_fetch_add(&p->epoch, 1); /* it may still be waiting for a job */
+            if (atomic_load(&p->sleepers)) word_wake(&p->epoch, UINT32_MAX);
+        }
+    }
+}
+
+/* ---- the workers, and the caller ----------------------------------------------------------------------------------------------- */
 
 static void *worker_main(void *arg) {
     worker *me = arg;
@@ -126,9 +258,13 @@ static void *worker_main(void *arg) {
     atomic_fetch_add(&p->ready, 1);
     word_wake(&p->ready, 1);
     for (uint32_t seen = 0; !atomic_load(&p->quit);) {
-        wait_change(p, &p->epoch, seen, &p->sleepers);
+        wait_change(&p->epoch, seen, &p->sleepers, p->spread && !in_the_way(p));
         seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
-        work(p, me->index);
+        if (in_the_way(p)) step_aside(p, me);
+        if (atomic_load_explicit(&me->resting, memory_order_relaxed) != WORK)
+            rest(p, me);
+        else
+            count_off(p, me->index, work(p, me->index));
     }
     return NULL;
 }
@@ -138,31 +274,53 @@ static void announce(lm_pool *p, uint32_t n_wake) {
     if (atomic_load(&p->sleepers)) word_wake(&p->epoch, n_wake);
 }
 
-void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
-    if (!lm_fp_env_ok()) lm_fp_env_set(); /* the caller is thread 0 */
-    if (p->n == 1 || n_tasks <= 1) {
-        for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, 0);
-        return;
-    }
+static void publish(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->ctx, ctx, memory_order_relaxed);
     atomic_store_explicit(&p->n_tasks, n_tasks, memory_order_relaxed);
     atomic_store_explicit(&p->pending, n_tasks, memory_order_relaxed);
-    uint64_t epoch = (uint64_t)atomic_load_explicit(&p->epoch, memory_order_relaxed) + 1;
-    atomic_store_explicit(&p->cursor, epoch << 32 | n_tasks, memory_order_release);
+    const uint64_t epoch = (uint64_t)atomic_load_explicit(&p->epoch, memory_order_relaxed) + 1, n = n_tasks;
+    for (uint64_t r = 0; r < p->n_ranges; r++)
+        atomic_store_explicit(&p->range[r].cursor, epoch << 32 | ((r + 1) * n / p->n_ranges - r * n / p->n_ranges), memory_order_release);
     announce(p, n_tasks - 1);
-    work(p, 0);
-    for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) wait_change(p, &p->pending, left, &p->caller_sleeps);
+}
+
+void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
+    if (!lm_fp_env_ok()) lm_fp_env_set(); /* the caller is thread 0 */
+    const double start = p->n > 1 && n_tasks > 1 && p->spread ? lm_now() : 0;
+    if (start > 0) {
+        atomic_store_explicit(&p->caller_cpu, this_cpu(), memory_order_relaxed);
+        look_after(p, start);
+    }
+    if (p->n == 1 || n_tasks <= 1 || atomic_load_explicit(&p->rest, memory_order_relaxed) == p->n - 1) {
+        for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, 0);
+        return;
+    }
+    publish(p, fn, ctx, n_tasks);
+    const uint32_t own = work(p, 0);
+    const double mine = p->spread ? lm_now() : 0;
+    count_off(p, 0, own);
+    if (!atomic_load(&p->pending)) return;
+    for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) wait_change(&p->pending, left, &p->caller_sleeps, p->spread);
+    if (!p->spread) return;
+    const double now = lm_now(), waited = now - mine, each = own ? (mine - start) / own : 0;
+    const uint32_t last = atomic_load_explicit(&p->last, memory_order_relaxed);
+    if (last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each) was_late(p, &p->workers[last - 1], now);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------------------- */
 
 uint32_t lm_pool_size(const lm_pool *p) { return p->n; }
+uint32_t lm_pool_resting(const lm_pool *p) { return atomic_load_explicit(&p->rest, memory_order_relaxed); }
 
 void lm_pool_destroy(lm_pool *p) {
     if (!p) return;
     atomic_store(&p->quit, 1);
     announce(p, UINT32_MAX);
+    for (uint32_t i = 0; i < p->started; i++) {
+        atomic_store(&p->workers[i].resting, WATCH);
+        word_wake(&p->workers[i].resting, 1);
+    }
     for (uint32_t i = 0; i < p->started; i++) pthread_join(p->workers[i].thread, NULL);
     lm_free(p->workers);
     lm_pages_free(p, sizeof *p);
@@ -190,7 +348,9 @@ lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err) {
     lm_pool *p = lm_pages_alloc(sizeof *p, false); /* its alignment is more than malloc's */
     if (!p) return lm_fail_nomem(err, "a thread pool", sizeof *p);
     p->n = n_threads ? n_threads : lm_physical_cores();
-    p->spin = p->n <= usable_cpus();
+    p->n_ranges = p->n < MAX_RANGES ? p->n : MAX_RANGES;
+    p->spread = p->n <= usable_cpus();
+    p->caller_cpu = -1;
     p->workers = lm_calloc(p->n, sizeof *p->workers);
     lm_status s = p->workers ? start_workers(p, err) : lm_fail_nomem(err, "a thread pool", p->n * sizeof *p->workers);
     if (s != LM_OK) {

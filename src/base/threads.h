@@ -1,6 +1,7 @@
 /* The thread pool. Work is a number of independent tasks handed out dynamically; which thread runs a task never changes a bit of
  * its result. The calling thread takes part. One job at a time per pool; jobs don't nest.
- * Waiting is a bounded spin and then a futex, so that an idle pool costs nothing and a busy neighbour is not starved. */
+ * Waiting is a bounded spin and then a futex, so that an idle pool costs nothing and a busy neighbour is not starved. A thread whose CPU is
+ * taken by another process rests until its CPU is its own again; the others do its share. */
 #ifndef LM_BASE_THREADS_H
 #define LM_BASE_THREADS_H
 #include "base/status.h"
@@ -13,6 +14,7 @@ typedef void (*lm_task_fn)(void *ctx, uint32_t task, uint32_t thread);
 lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err);
 void lm_pool_destroy(lm_pool *p);
 uint32_t lm_pool_size(const lm_pool *p);
+uint32_t lm_pool_resting(const lm_pool *p); /* threads that rest at this moment */
 void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks);
 uint32_t lm_physical_cores(void);
 double lm_now(void); /* seconds, monotonic */

@@ -5,9 +5,16 @@
 #include <math.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <sched.h>
+#include <signal.h>
 #include <sys/resource.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
+
+#if defined(__linux__)
+#include <sys/prctl.h>
+#endif
 
 #include "base/mem.h"
 #include "base/threads.h"
@@ -110,19 +117,22 @@ static void meet(void *ctx, uint32_t task, uint32_t thread) {
     _Atomic uint32_t *here = ctx;
     atomic_fetch_or(here + 1, 1u << thread);
     atomic_fetch_add(here, 1);
-    for (double until = lm_now() + 20; atomic_load(here) < 4 && lm_now() < until;) nap(50);
+    for (double until = lm_now() + 20; atomic_load(here) < atomic_load(here + 2) && lm_now() < until;) nap(50);
 }
-/* four tasks that wait for each other end only when four threads take part */
+/* Tasks that wait for each other end only when as many threads take part. More threads than CPUs: none of them rests. */
 static void all_take_part(void **state) {
     (void)state;
+    const long cpus = sysconf(_SC_NPROCESSORS_ONLN);
+    const uint32_t n = cpus < 4 ? 4 : (uint32_t)cpus + 1;
+    if (n > 31) skip();
     lm_pool *p;
-    assert_int_equal(lm_pool_create(4, &p, NULL), LM_OK);
+    assert_int_equal(lm_pool_create(n, &p, NULL), LM_OK);
     for (int round = 0; round < 20; round++) {
-        _Atomic uint32_t here[2] = {0};
+        _Atomic uint32_t here[3] = {0, 0, n};
         double t = lm_now();
-        lm_pool_run(p, meet, (void *)here, 4);
-        assert_int_equal(here[0], 4);
-        assert_int_equal(here[1], 0xf);
+        lm_pool_run(p, meet, (void *)here, n);
+        assert_int_equal(here[0], n);
+        assert_int_equal(here[1], (1u << n) - 1);
         assert_true(lm_now() - t < 15);
     }
     lm_pool_destroy(p);
@@ -143,6 +153,122 @@ static void idle_costs_nothing(void **state) {
                   (double)(b.ru_utime.tv_usec - a.ru_utime.tv_usec + b.ru_stime.tv_usec - a.ru_stime.tv_usec) * 1e-6;
     assert_true(used < 0.1);
     lm_pool_destroy(p);
+}
+
+/* A worker that is held up in the middle of a task, again and again: it must be left out, every task still runs once, and when nothing holds
+ * it up any more it comes back. The caller's own tasks are short. */
+static void held_up(void *ctx, uint32_t task, uint32_t thread) {
+    if (thread) nap(5000);
+    else nap(20); /* so that the worker gets to take one */
+    count(ctx, task, thread);
+}
+static void late_worker_rests(void **state) {
+    (void)state;
+    if (lm_physical_cores() < 2) skip(); /* threads that share a CPU take turns */
+    lm_pool *p;
+    assert_int_equal(lm_pool_create(2, &p, NULL), LM_OK);
+    static job j;
+    double until = lm_now() + 10;
+    while (lm_pool_resting(p) == 0 && lm_now() < until) {
+        memset((void *)&j, 0, sizeof j);
+        j = (job){.n = 8, .threads = 2, .alive = true};
+        lm_pool_run(p, held_up, &j, j.n);
+        for (uint32_t i = 0; i < j.n; i++) assert_int_equal(j.runs[i], 1);
+        assert_int_equal(j.bad, 0);
+    }
+    assert_int_equal(lm_pool_resting(p), 1);
+    const double t = lm_now();
+    memset((void *)&j, 0, sizeof j);
+    j = (job){.n = 50, .threads = 1, .alive = true}; /* thread 1 would be bad */
+    lm_pool_run(p, held_up, &j, j.n);
+    if (lm_now() - t < 0.015) /* or this process itself stood still for longer than the rest */
+        assert_int_equal(j.bad, 0);
+    for (uint32_t i = 0; i < j.n; i++) assert_int_equal(j.runs[i], 1);
+    until = lm_now() + 10; /* a busy machine may keep it away: then nothing is learnt */
+    while (lm_pool_resting(p) && lm_now() < until) {
+        memset((void *)&j, 0, sizeof j);
+        j = (job){.n = 8, .threads = 2, .alive = true};
+        lm_pool_run(p, count, &j, j.n);
+        for (uint32_t i = 0; i < j.n; i++) assert_int_equal(j.runs[i], 1);
+    }
+    lm_pool_destroy(p);
+}
+static void destroyed_at_rest(void **state) {
+    (void)state;
+    if (lm_physical_cores() < 2) skip();
+    for (int i = 0; i < 10; i++) {
+        lm_pool *p;
+        assert_int_equal(lm_pool_create(2, &p, NULL), LM_OK);
+        static job j;
+        for (const double until = lm_now() + 5; lm_pool_resting(p) == 0 && lm_now() < until;) {
+            memset((void *)&j, 0, sizeof j);
+            j = (job){.n = 4, .threads = 2, .alive = true};
+            lm_pool_run(p, held_up, &j, j.n);
+        }
+        for (int k = 0; k < 10 * i; k++) { /* some are destroyed while they watch */
+            memset((void *)&j, 0, sizeof j);
+            j = (job){.n = 2, .threads = 2, .alive = true};
+            nap(500);
+            lm_pool_run(p, count, &j, j.n);
+        }
+        lm_pool_destroy(p);
+    }
+}
+
+/* Bound to the last CPU that this process may use, a loop that never sleeps. Returns its process. */
+static pid_t start_neighbour(void) {
+    pid_t pid = fork();
+    if (pid) return pid;
+#if defined(__linux__)
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof all, &all) == 0)
+        for (int cpu = CPU_SETSIZE - 1; cpu >= 0; cpu--)
+            if (CPU_ISSET(cpu, &all)) {
+                CPU_SET(cpu, &one);
+                break;
+            }
+    sched_setaffinity(0, sizeof one, &one);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
+    for (volatile uint64_t n = 0;; n++) {
+    }
+}
+static void spin_task(void *ctx, uint32_t task, uint32_t thread) {
+    volatile uint32_t x = 0;
+    for (uint32_t i = 0; i < 20000; i++) x = x + i;
+    count(ctx, task, thread);
+}
+static double jobs_per_second(uint32_t threads, double seconds) {
+    lm_pool *p;
+    assert_int_equal(lm_pool_create(threads, &p, NULL), LM_OK);
+    static job j;
+    uint32_t n = 0;
+    const double t = lm_now();
+    while (lm_now() < t + seconds) {
+        memset((void *)&j, 0, sizeof j);
+        j = (job){.n = 16, .threads = threads, .alive = true};
+        lm_pool_run(p, spin_task, &j, j.n);
+        for (uint32_t i = 0; i < j.n; i++) assert_int_equal(j.runs[i], 1);
+        assert_int_equal(j.bad, 0);
+        n++;
+    }
+    lm_pool_destroy(p);
+    return n / seconds;
+}
+/* Beside a busy neighbour, jobs on all CPUs must stay near the speed of one thread. The bound is loose: the machine may have other
+ * neighbours, and `lemma bench --neighbours` measures it properly. */
+static void busy_neighbour(void **state) {
+    (void)state;
+    const uint32_t cores = lm_physical_cores();
+    if (cores < 2 || cores > 8) skip();
+    const pid_t pid = start_neighbour();
+    assert_true(pid > 0);
+    const double one = jobs_per_second(1, 0.3), all = jobs_per_second(cores, 0.6);
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+    print_message("jobs per second beside a busy neighbour: %.0f alone, %.0f with %u threads\n", one, all, cores);
+    assert_true(all > 0.4 * one);
 }
 
 static void arithmetic(void *ctx, uint32_t task, uint32_t thread) {
@@ -213,7 +339,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_task_once),      cmocka_unit_test(late_workers),   cmocka_unit_test(sleeping_and_waking),
         cmocka_unit_test(all_take_part),       cmocka_unit_test(idle_costs_nothing), cmocka_unit_test(floating_point),
-        cmocka_unit_test(creation),
+        cmocka_unit_test(creation),            cmocka_unit_test(late_worker_rests), cmocka_unit_test(destroyed_at_rest),
+        cmocka_unit_test(busy_neighbour),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
