@@ -62,6 +62,7 @@ const lm_arch lm_arch_gemma2 = {
     .post_norm = true,
     .tied_default = true,
     .act_default = LM_ACT_GELU_TANH,
+    .bf16 = {.known = true},
     .params = params2,
 };
 const lm_arch lm_arch_gemma3 = {
@@ -75,5 +76,6 @@ const lm_arch lm_arch_gemma3 = {
     .qk_norm = LM_QK_HEAD,
     .tied_default = true,
     .act_default = LM_ACT_GELU_TANH,
+    .bf16 = {.known = true},
     .params = params3,
 };

@@ -230,6 +230,7 @@ const lm_arch lm_arch_gemma4_unified = {
     .qk_norm = LM_QK_HEAD,
     .tied_default = true,
     .act_default = LM_ACT_GELU_TANH,
+    .bf16 = {.known = true},
     .params = params_unified,
     .embed = embed,
     .layer = layer,

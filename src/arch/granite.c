@@ -24,5 +24,6 @@ const lm_arch lm_arch_granite = {
     .model_types = (const char *const[]){"granite", NULL},
     .gguf = "granite",
     .gguf_permuted_qk = true,
+    .bf16 = {.known = true, .norm_cast_first = true, .embed_scale_wide = true},
     .params = params,
 };

@@ -50,6 +50,7 @@ const lm_arch lm_arch_llama = {
     .model_types = (const char *const[]){"llama", NULL},
     .gguf = "llama",
     .gguf_permuted_qk = true,
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
 };
 const lm_arch lm_arch_mistral = {
@@ -58,6 +59,7 @@ const lm_arch lm_arch_mistral = {
     .gguf = "llama",
     .gguf_alias = true,
     .gguf_permuted_qk = true,
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
 };
 const lm_arch lm_arch_mixtral = {

@@ -20,5 +20,6 @@ const lm_arch lm_arch_olmo2 = {
     .post_norm = true,
     .qk_norm = LM_QK_FULL,
     .eps_default = 1e-5,
+    .bf16 = {.known = true, .rope_wide = true},
     .params = params,
 };

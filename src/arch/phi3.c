@@ -48,6 +48,7 @@ const lm_arch lm_arch_phi3 = {
     .names = names,
     .ignored = ignored,
     .eps_default = 1e-5,
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
     .attention = attention,
     .ffn = ffn,

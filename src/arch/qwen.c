@@ -49,6 +49,7 @@ const lm_arch lm_arch_qwen2 = {
     .name = "qwen2",
     .model_types = (const char *const[]){"qwen2", NULL},
     .gguf = "qwen2",
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
 };
 const lm_arch lm_arch_qwen3 = {
@@ -56,6 +57,7 @@ const lm_arch lm_arch_qwen3 = {
     .model_types = (const char *const[]){"qwen3", NULL},
     .gguf = "qwen3",
     .qk_norm = LM_QK_HEAD,
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
 };
 const lm_arch lm_arch_qwen3_moe = {

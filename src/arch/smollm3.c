@@ -33,5 +33,6 @@ const lm_arch lm_arch_smollm3 = {
     .gguf = "smollm3",
     .gguf_permuted_qk = true,
     .tied_default = true,
+    .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
 };

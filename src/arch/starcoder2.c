@@ -28,5 +28,6 @@ const lm_arch lm_arch_starcoder2 = {
     .tied_default = true,
     .eps_default = 1e-5,
     .act_default = LM_ACT_GELU_TANH,
+    .bf16 = {.known = true},
     .params = params,
 };

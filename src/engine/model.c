@@ -61,8 +61,9 @@ static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_erro
     LM_TRY(e->backend->create(&e->opt.device, &e->device, err));
     for (uint32_t i = 0; i < e->program->n_ops; i++)
         if (!e->backend->supports(e->device, &e->program->op[i]))
-            return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, e->program->op[i].name, "backend %s can't compute this op (%s)",
-                              name, lm_op_name(e->program->op[i].kind));
+            return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, e->program->op[i].name,
+                              "backend %s can't compute this op (%s) in lane %.40s", name, lm_op_name(e->program->op[i].kind),
+                              e->opt.device.lane ? e->opt.device.lane : e->backend->lanes[0]);
     return upload_all(e, err);
 }
 

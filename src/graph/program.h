@@ -234,9 +234,19 @@ typedef struct lm_trait {
     uint32_t min_tokens; /* a case exercises it when it has at least this many tokens (prompt, or prompt + greedy) */
 } lm_trait;
 
+/* Where transformers' bfloat16 run of a family rounds, as far as families differ in it (lane hf-bf16; docs/lanes.md has the whole). */
+typedef struct lm_bf16_rules {
+    bool known;            /* read off transformers' source; false: the lane is refused */
+    bool norm_cast_first;  /* RMS norms round the normalized row, then the product with the weight (llama); else only the latter (gemma) */
+    bool norm_plus_one;    /* norms' vectors hold 1 + w where w is what the checkpoint has */
+    bool embed_scale_wide; /* the embedding's factor is a number (granite), not a tensor (gemma): it isn't rounded */
+    bool rope_wide;        /* rotation in float32 with cos and sin unrounded, one rounding at the end (olmo2) */
+} lm_bf16_rules;
+
 typedef struct lm_program {
     lm_arena *arena; /* owns everything */
     const char *arch;
+    lm_bf16_rules bf16;
     lm_op *op;
     uint32_t n_ops;
     uint32_t head_first; /* ops from here on (final norm excluded) are run only for rows whose logits are wanted, in row blocks */

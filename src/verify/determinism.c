@@ -254,6 +254,8 @@ enum { FIRST_FOREIGN = 1, LAST_FOREIGN = 2 };
 static bool foreign(uint32_t level) { return level >= FIRST_FOREIGN && level <= LAST_FOREIGN; }
 
 /* Lanes whose bits don't depend on the instruction set (D5). */
+static bool has_levels(const grid *g) { return strcmp(g->j->e->backend->name, "f64") != 0; }
+
 static bool lane_is_portable(const lm_judge *j) {
     const char *lane = j->eo.device.lane;
     return !lane || !strcmp(lane, "f32") || !strcmp(lane, "i16") || !strcmp(lane, "mixed") || !strcmp(lane, "i8");
@@ -322,7 +324,7 @@ static lm_status one_axis_at_a_time(grid *g, lm_error *err) {
     LM_TRY(axis(g, "company in the batch", company, 2, err));
     LM_TRY(axis(g, "sessions", session, 3, err));
     LM_TRY(axis(g, "taps", &taps, 1, err));
-    if (g->j->f64) return LM_OK;
+    if (!has_levels(g)) return LM_OK;
     if (lane_is_portable(g->j)) LM_TRY(level_axis(g, err));
     LM_TRY(lane_axis(g, err));
     return claim(g, LM_OPEN, "tensor-parallel degree", NULL, NULL, "needs a build that runs over several ranks", err);
@@ -331,7 +333,7 @@ static lm_status one_axis_at_a_time(grid *g, lm_error *err) {
 /* Every combination of level, threads and chunk with taps off and on, and of level and threads with every session and company. */
 static lm_status whole_grid(grid *g, lm_error *err) {
     static const mode modes[] = {TAPS, TRUNCATED, FORKED, RESTORED, COMPANY, COPIED};
-    uint32_t n_levels = g->j->f64 || !lane_is_portable(g->j) ? 1 : (uint32_t)(sizeof levels / sizeof *levels), n_configs = 0;
+    uint32_t n_levels = !has_levels(g) || !lane_is_portable(g->j) ? 1 : (uint32_t)(sizeof levels / sizeof *levels), n_configs = 0;
     for (uint32_t l = 0; l < n_levels; l++) {
         if (n_levels > 1 && foreign(l)) continue;
         for (uint32_t t = 0; t < 4; t++) {

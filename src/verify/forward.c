@@ -60,13 +60,18 @@ static void take_argmax(lm_forward *f, uint32_t position) {
 static void take_logprobs(lm_forward *f, uint32_t position) {
     const lm_trace_case *c = f->c;
     double *ref = f->j->ref, lse = lm_log_sum_exp(f->j->ours, f->j->e->program->vocab);
+    double most = 0;
     lm_tensor_row_f64(c->top_logprobs, position, ref);
     for (uint32_t i = 0; i < c->n_top; i++) {
         uint32_t id = (uint32_t)c->top_ids[(size_t)position * c->n_top + i];
         double ours = f->j->ours[id] - lse, d = fabs(ours - ref[i]);
         if (!isfinite(d)) d = NAN;
         worst_take(&f->logprob, d, d > f->logprob.value, id, position, ours, ref[i]);
+        f->logprob_sum += d;
+        const double steps = d / fmax(1, fabs(ref[i]));
+        if (!(steps <= most)) most = steps;
     }
+    f->equal += most <= 0x1p-23;
 }
 
 static bool on_logits(void *ctx, const lm_rows *rows) {

@@ -47,7 +47,6 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
     lm_judge *j = f->j;
     const lm_trace_case *c = f->c;
     const lm_worst *w = &f->logprob;
-    char buf[32];
     LM_TRY(claim_top1(f, err));
     bool ok = w->value <= c->gate.max_dlogprob;
     lm_claim diff = {.verdict = ok ? LM_PROVEN : LM_REFUTED,
@@ -58,7 +57,13 @@ static lm_status claim_case(const lm_forward *f, lm_error *err) {
                      .value = w->value,
                      .limit = c->gate.max_dlogprob};
     if (!ok) LM_TRY(lm_judge_nearer(j, c, LM_DISPUTED_LOGPROB, w, c->gate.max_dlogprob, &diff, err));
-    LM_TRY(lm_judge_add(j, c, "max |dlogprob|, top ids", diff, err));
+    return lm_judge_add(j, c, "max |dlogprob|, top ids", diff, err);
+}
+
+static lm_status claim_cosine(const lm_forward *f, lm_error *err) {
+    lm_judge *j = f->j;
+    const lm_trace_case *c = f->c;
+    char buf[32];
     if (!f->cosine.any) return LM_OK;
     /* reported, not gated; but a value that is not finite fails outright */
     lm_claim claim = {.verdict = isnan(f->cosine.value) ? LM_REFUTED : LM_PROVEN,
@@ -96,9 +101,11 @@ lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err) {
     lm_session *s = NULL, *s2 = NULL;
     char a[65], b[65];
     lm_status st = one_pass(j, c, false, &f, wrong[0], &s, err);
-    if (st == LM_OK) st = claim_case(&f, err);
+    if (st == LM_OK && c->gate.present) st = claim_case(&f, err);
+    if (st == LM_OK) st = claim_cosine(&f, err);
+    if (st == LM_OK && j->hf_bf16) st = lm_judge_met(&f, err);
     /* an exact gate (a float32 reference) holds for the continuation too */
-    if (st == LM_OK && c->n_greedy && c->gate.top1_min >= 1) st = lm_judge_greedy(j, c, "G2", s, err);
+    if (st == LM_OK && c->n_greedy && c->gate.present && c->gate.top1_min >= 1) st = lm_judge_greedy(j, c, "G2", s, err);
     lm_session_free(s);
     if (st == LM_OK) st = one_pass(j, c, true, &again, wrong[1], &s2, err);
     lm_session_free(s2);

@@ -155,7 +155,7 @@ static lm_status judge_all(lm_judge *j, lm_error *err) {
     LM_TRY(lm_judge_tower_claims(j, err));
     for (uint32_t i = 0; i < j->t->n_cases; i++) {
         const lm_trace_case *c = &j->t->c[i];
-        if (c->gate.present)
+        if (c->gate.present || j->hf_bf16)
             LM_TRY(lm_judge_g2(j, c, err));
         else
             LM_TRY(lm_judge_g1(j, c, err));
@@ -196,11 +196,12 @@ static lm_status judge_with(lm_judge *j, lm_error *err) {
     j->l->backend = lm_say(j->l, "%s", b->name);
     j->l->lane = lm_say(j->l, "%s", lane);
     j->l->trace_sha256 = lm_say(j->l, "%s", t->sha256);
-    j->l->portable = b->exact && !j->f64;
+    j->l->portable = b->exact && strcmp(b->name, "f64");
     j->l->subject = lm_say(j->l, "%s (%s) on %s, lane %s (%s), against %s", j->model, j->e->program->arch, b->name, lane,
                            b->describe(j->e->device), j->trace_path);
     if (j->o->subject) j->o->subject(j->o->claim_ctx, j->l->subject);
-    lm_status st = alloc_rows(j, err);
+    lm_status st = j->hf_bf16 ? lm_judge_met_fits(j, err) : LM_OK;
+    if (st == LM_OK) st = alloc_rows(j, err);
     lm_sha256_init(&j->logits);
     if (st == LM_OK) st = judge_all(j, err);
     if (st == LM_OK && j->any_logits) {
@@ -251,7 +252,8 @@ lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **o
                         "there is no trace beside the model; name one, or write one with tools/export_oracle.py");
     if (st == LM_OK) st = check_lane(&j, err);
     if (st == LM_OK) {
-        j.f64 = !strcmp(j.e->backend->name, "f64");
+        j.hf_bf16 = o->run.lane && !strcmp(o->run.lane, "hf-bf16");
+        j.f64 = !strcmp(j.e->backend->name, "f64") && !j.hf_bf16;
         st = judge_with(&j, err);
     }
     lm_engine_close(j.e);

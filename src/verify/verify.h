@@ -91,6 +91,7 @@ typedef struct lm_judge {
     const lm_trace *t;
     lm_ledger *l;
     bool f64;           /* the arbiter itself is on trial */
+    bool hf_bf16;       /* lane hf-bf16 is */
     lm_sha256 logits;   /* of the prompts' logits so far */
     bool any_logits;
     double *ours, *ref; /* [widest row] */
@@ -119,6 +120,8 @@ typedef struct lm_forward {
     const lm_trace_case *c;
     const char *stage;
     lm_worst cosine, logit, last, logprob;              /* at: the hidden slot, or the token id */
+    double logprob_sum;                                 /* Σ |Δlogprob| over the top ids */
+    uint32_t equal;                                     /* positions where all of them are equal to float32's last digit */
     uint32_t flips, flip_position, flip_ours, flip_ref; /* arg-max: how many differ, and the first */
     uint32_t *top_wrong;                                /* G2: per quarter, positions whose top-1 differs; [4] */
     uint32_t quarter;                                   /* G2: its length */
@@ -146,6 +149,9 @@ lm_status lm_judge_g1(lm_judge *j, const lm_trace_case *c, lm_error *err);      
 lm_status lm_judge_greedy(lm_judge *j, const lm_trace_case *c, const char *section, lm_session *s, lm_error *err); /* greedy.c */
 lm_status lm_judge_cacheless(lm_judge *j, const lm_trace_case *c, lm_error *err);                                  /* greedy.c */
 lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err);                                         /* tower.c */
+/* met.c: how closely lane hf-bf16 meets a bfloat16 trace, and how much of what is left the order of float32 sums explains. */
+lm_status lm_judge_met(const lm_forward *f, lm_error *err);
+lm_status lm_judge_met_fits(const lm_judge *j, lm_error *err); /* refuses a trace that the lane doesn't imitate */
 lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err); /* tower.c: claims of the whole file */
 lm_status lm_judge_determinism(lm_judge *j, lm_error *err);  /* determinism.c */
 #endif

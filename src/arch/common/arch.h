@@ -84,6 +84,7 @@ typedef struct lm_arch {
     bool tied_default;  /* the head is the embedding when the config does not say */
     double eps_default; /* 0: 1e-6 */
     lm_act act_default; /* 0: silu */
+    lm_bf16_rules bf16; /* norm_plus_one is filled in from above */
     /* hooks, each NULL for the default */
     void (*params)(lm_b *b);                            /* after the common keys were read: the family's own */
     lm_val (*embed)(lm_b *b);                           /* what enters layer 0 */

@@ -280,7 +280,7 @@ lm_val lm_embed(lm_b *b) {
     lm_val x = lm_op_embed(&b->g, scaled ? "embed.lookup" : "embed", lm_mat(b, "embed", b->hp.vocab, b->hp.hidden), false);
     if (!scaled) return x;
     x = lm_op_scale(&b->g, "embed", x, b->hp.embed_scale);
-    if (lm_graph_ok(&b->g)) b->g.p->op[b->g.p->n_ops - 1].scale.bf16 = true;
+    if (lm_graph_ok(&b->g)) b->g.p->op[b->g.p->n_ops - 1].scale.bf16 = !b->arch->bf16.embed_scale_wide;
     return x;
 }
 
@@ -288,6 +288,8 @@ void lm_decoder(lm_b *b) {
     lm_graph *g = &b->g;
     lm_program *p = g->p;
     lm_hparams *h = &b->hp;
+    p->bf16 = b->arch->bf16;
+    p->bf16.norm_plus_one = b->arch->norm_plus_one;
     lm_val x = b->arch->embed ? b->arch->embed(b) : lm_embed(b);
     p->embed = x;
     p->layer_out = lm_arena_calloc(p->arena, h->n_layers, sizeof *p->layer_out);

@@ -32,12 +32,14 @@ static const uint8_t *listed(const lm_f64 *f, lm_val list, uint32_t i, uint32_t 
     return mark;
 }
 
-/* s[0..n), the scores of positions first … first+n−1, become weights; those that `mark` leaves out become −1. */
-static void soften(double *s, uint32_t first, uint32_t n, const uint8_t *mark, double scale, double softcap, const double *sink) {
+/* s[0..n), the scores of positions first … first+n−1, become weights; those that `mark` leaves out become −1. In lane hf-bf16 each score
+ * is rounded as it is computed, scaled and capped, and each weight is. */
+static void soften(const lm_f64 *f, double *s, uint32_t first, uint32_t n, const uint8_t *mark, double scale, double softcap,
+                   const double *sink) {
     double m = sink ? *sink : -INFINITY, sum = 0;
     for (uint32_t j = 0; j < n; j++) {
-        s[j] *= scale;
-        if (softcap > 0) s[j] = softcap * tanh(s[j] / softcap);
+        s[j] = lm_f64_stored(f, lm_f64_stored(f, s[j]) * scale);
+        if (softcap > 0) s[j] = lm_f64_capped(f, s[j], softcap);
         if (mark && !mark[first + j]) continue;
         if (s[j] > m) m = s[j];
     }
@@ -47,7 +49,7 @@ static void soften(double *s, uint32_t first, uint32_t n, const uint8_t *mark, d
         sum += s[j];
     }
     if (sink) sum += exp(*sink - m);
-    for (uint32_t j = 0; j < n; j++) s[j] = mark && !mark[first + j] ? -1 : s[j] / sum;
+    for (uint32_t j = 0; j < n; j++) s[j] = mark && !mark[first + j] ? -1 : lm_f64_stored(f, s[j] / sum);
 }
 
 /* ---- attention ---------------------------------------------------------------------------------------------------------------*/
@@ -72,7 +74,7 @@ static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
         lm_f64_dots(k + (size_t)(j % LM_PAGE) * dk, dk, end - j, q, heads, dk, score + (j - first), n);
     }
     for (uint32_t h = 0; h < heads; h++)
-        soften(score + (size_t)h * n, first, n, mark, op->attn.scale, op->attn.softcap, sinks ? sinks + kv * group + h0 + h : NULL);
+        soften(f, score + (size_t)h * n, first, n, mark, op->attn.scale, op->attn.softcap, sinks ? sinks + kv * group + h0 + h : NULL);
     memset(out, 0, (size_t)heads * dv * sizeof *out);
     for (uint32_t j = 0; j < n; j++) {
         if (score[j] < 0) continue;
@@ -131,7 +133,7 @@ static void mla_task(void *ctx, uint32_t task, uint32_t thread) {
             lm_f64_dots(page + rank, rank + rope, count, &q_rope, 1, rope, score2 + j, 1);
         }
         for (uint32_t j = 0; j < n; j++) score[j] += score2[j];
-        soften(score, 0, n, mark, op->mla.scale, 0, NULL);
+        soften(f, score, 0, n, mark, op->mla.scale, 0, NULL);
         memset(out, 0, dv * sizeof *out);
         for (uint32_t j = 0; j < n; j++)
             if (!(score[j] < 0)) lm_f64_axpy(out, score[j], kv + (size_t)j * per + nope, dv);

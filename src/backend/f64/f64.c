@@ -4,12 +4,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const lanes[] = {"f64", NULL};
+static const char *const lanes[] = {"f64", "hf-bf16", NULL};
 static bool yes(void) { return true; }
 
 static lm_status create(const lm_device_options *o, lm_device **out, lm_error *err) {
-    if (o->lane && strcmp(o->lane, lanes[0]) != 0)
-        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the f64 backend has no lane '%.40s': use f64", o->lane);
+    const bool bf16 = o->lane && strcmp(o->lane, lanes[1]) == 0;
+    if (o->lane && !bf16 && strcmp(o->lane, lanes[0]) != 0)
+        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the f64 backend has no lane '%.40s': use f64 or hf-bf16",
+                          o->lane);
     if (o->cpu_level)
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "cpu-level", "the f64 backend has no CPU levels: leave the option out");
     lm_device *d = lm_calloc(1, sizeof *d);
@@ -20,13 +22,15 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
         return s;
     }
     uint32_t n = lm_pool_size(d->pool);
-    snprintf(d->text, sizeof d->text, "f64 %u thread%s", n, n == 1 ? "" : "s");
+    d->bf16 = bf16;
+    snprintf(d->text, sizeof d->text, "f64%s %u thread%s", bf16 ? " hf-bf16" : "", n, n == 1 ? "" : "s");
     *out = d;
     return LM_OK;
 }
 
 typedef struct plan {
     const lm_weight **weight;
+    double **vec;
     uint32_t *buf_of, *gathered, *gather_buf, n_bufs, n_gathered;
     uint64_t *buf_width;
     bool *buf_head;
@@ -34,6 +38,7 @@ typedef struct plan {
 } plan;
 static void plan_free(plan *n) {
     lm_free(n->weight);
+    lm_free(n->vec);
     lm_free(n->buf_of);
     lm_free(n->gathered);
     lm_free(n->gather_buf);
@@ -42,10 +47,11 @@ static void plan_free(plan *n) {
     lm_free(n->busy);
 }
 static void unconfigure(lm_device *d) {
-    plan old = {d->weight, d->buf_of, d->gathered, d->gather_buf, 0, 0, d->buf_width, d->buf_head, NULL};
+    plan old = {d->weight, d->vec, d->buf_of, d->gathered, d->gather_buf, 0, 0, d->buf_width, d->buf_head, NULL};
     plan_free(&old);
     d->program = NULL;
     d->weight = NULL;
+    d->vec = NULL;
     d->buf_of = d->gathered = d->gather_buf = NULL;
     d->buf_width = NULL;
     d->buf_head = NULL;
@@ -83,8 +89,7 @@ static void release(lm_device *d, uint32_t id) {
 }
 
 static bool supports(const lm_device *d, const lm_op *op) {
-    (void)d;
-    return (unsigned)op->kind < LM_OP_COUNT;
+    return (unsigned)op->kind < LM_OP_COUNT && (!d->bf16 || lm_f64_bf16_supports(op));
 }
 
 /* The narrowest free buffer that is wide enough, else the widest free one made wider, else a new one. */
@@ -149,6 +154,7 @@ static lm_status configure(lm_device *d, const lm_program *p, const uint32_t *ha
         if (!a || a->n_mat != b->n_mat || a->rows != b->rows || a->cols != b->cols)
             s = lm_fail_at(err, LM_INTERNAL, NULL, LM_NO_OFFSET, b->name, "this weight was not uploaded");
     }
+    if (s == LM_OK && d->bf16) s = lm_f64_bf16_configure(p, &n.vec, err);
     if (s != LM_OK) {
         plan_free(&n);
         return s;
@@ -157,6 +163,7 @@ static lm_status configure(lm_device *d, const lm_program *p, const uint32_t *ha
     lm_free(n.busy);
     unconfigure(d);
     d->weight = n.weight;
+    d->vec = n.vec;
     d->buf_of = n.buf_of;
     d->gathered = n.gathered;
     d->gather_buf = n.gather_buf;

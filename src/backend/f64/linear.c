@@ -14,8 +14,8 @@ static uint32_t block_at(uint64_t rows, uint32_t per, uint32_t task, uint32_t *c
     *count = left < per ? (uint32_t)left : per;
     return (uint32_t)r0;
 }
-static void decode(const lm_weight *w, uint32_t m, uint32_t r0, uint32_t count, double *dst) {
-    for (uint32_t r = 0; r < count; r++) lm_weight_row_f64(w, m, r0 + r, dst + (size_t)r * w->cols);
+static void decode(const lm_f64 *f, const lm_weight *w, uint32_t m, uint32_t r0, uint32_t count, double *dst) {
+    for (uint32_t r = 0; r < count; r++) lm_f64_weight_row(f, w, m, r0 + r, dst + (size_t)r * w->cols);
 }
 
 static void linear_task(void *ctx, uint32_t task, uint32_t thread) {
@@ -26,7 +26,7 @@ static void linear_task(void *ctx, uint32_t task, uint32_t thread) {
     const double *bias = lm_f64_vec(f, op->v), *x[LM_F64_GROUP];
     double *mem = lm_f64_scratch(f, thread);
     uint32_t count, r0 = block_at(w->rows, block_rows(w->cols), task, &count), width = lm_f64_width(f, op->out);
-    decode(w, 0, r0, count, mem);
+    decode(f, w, 0, r0, count, mem);
     for (uint32_t i = 0, n; i < f->n; i += n) {
         n = f->n - i < LM_F64_GROUP ? f->n - i : LM_F64_GROUP;
         for (uint32_t j = 0; j < n; j++) x[j] = lm_f64_at(f, op->a, i + j);
@@ -64,8 +64,8 @@ static void gate_up_task(void *ctx, uint32_t task, uint32_t thread) {
     double *mem = lm_f64_scratch(f, thread), *mem2 = mem + per * w->cols, *gate = mem2 + per * w->cols, *up = gate + per * LM_F64_GROUP;
     const double *bg = lm_f64_vec(f, op->v), *bu = lm_f64_vec(f, op->v2), *x[LM_F64_GROUP];
     size_t at = (size_t)job->e * w->rows + r0;
-    decode(w, job->e, r0, count, mem);
-    decode(w2, job->e, r0, count, mem2);
+    decode(f, w, job->e, r0, count, mem);
+    decode(f, w2, job->e, r0, count, mem2);
     for (uint32_t i = 0, n; i < job->n; i += n) {
         n = job->n - i < LM_F64_GROUP ? job->n - i : LM_F64_GROUP;
         for (uint32_t j = 0; j < n; j++) x[j] = lm_f64_at(f, op->a, (uint32_t)job->row[i + j]);
@@ -87,7 +87,7 @@ static void down_task(void *ctx, uint32_t task, uint32_t thread) {
     double *mem = lm_f64_scratch(f, thread), *y = mem + per * w->cols;
     const double *bias = lm_f64_vec(f, op->v3), *x[LM_F64_GROUP];
     size_t at = (size_t)job->e * w->rows + r0;
-    decode(w, job->e, r0, count, mem);
+    decode(f, w, job->e, r0, count, mem);
     for (uint32_t i = 0, n; i < job->n; i += n) {
         n = job->n - i < LM_F64_GROUP ? job->n - i : LM_F64_GROUP;
         for (uint32_t j = 0; j < n; j++) x[j] = job->hidden + (size_t)(i + j) * w->cols;

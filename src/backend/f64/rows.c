@@ -6,7 +6,7 @@
 static void row_embed(const lm_f64 *f, const lm_op *op, uint32_t i) {
     uint32_t at = f->row[i];
     uint64_t r = op->embed.by_position ? f->pos[at] : (uint64_t)f->b->id[at];
-    lm_weight_row_f64(f->d->weight[op->w], 0, r, lm_f64_at(f, op->out, i));
+    lm_f64_weight_row(f, f->d->weight[op->w], 0, r, lm_f64_at(f, op->out, i));
 }
 static void row_scale(const lm_f64 *f, const lm_op *op, uint32_t i) {
     const double *a = lm_f64_at(f, op->a, i), *v = lm_f64_vec(f, op->v);
@@ -90,7 +90,7 @@ static void row_decay(const lm_f64 *f, const lm_op *op, uint32_t i) {
 static void row_softcap(const lm_f64 *f, const lm_op *op, uint32_t i) {
     const double *a = lm_f64_at(f, op->a, i);
     double *o = lm_f64_at(f, op->out, i), c = op->softcap.c;
-    for (uint32_t j = 0; j < lm_f64_width(f, op->out); j++) o[j] = c * tanh(a[j] / c);
+    for (uint32_t j = 0; j < lm_f64_width(f, op->out); j++) o[j] = lm_f64_capped(f, a[j], c);
 }
 static void row_slice(const lm_f64 *f, const lm_op *op, uint32_t i) {
     const double *a = lm_f64_at(f, op->a, i) + op->slice.offset;

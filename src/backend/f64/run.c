@@ -22,12 +22,14 @@ static const lm_f64_op ops[LM_OP_COUNT] = {
 static void row_task(void *ctx, uint32_t i, uint32_t thread) {
     const lm_f64_job *job = ctx;
     (void)thread;
-    lm_f64_row_fns[job->op->kind](job->f, job->op, i);
+    const lm_f64_row_fn own = job->f->d->bf16 ? lm_f64_bf16_row_fns[job->op->kind] : NULL;
+    (own ? own : lm_f64_row_fns[job->op->kind])(job->f, job->op, i);
 }
 static void run_op(const lm_f64 *f, const lm_op *op) {
     lm_f64_job job = {f, op, 0};
     if (ops[op->kind].run) ops[op->kind].run(f, op);
     else lm_pool_run(f->d->pool, row_task, &job, f->n);
+    if (f->d->bf16) lm_f64_bf16_store(f, op);
 }
 
 /* ---- before ------------------------------------------------------------------------------------------------------------------*/
