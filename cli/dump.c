@@ -4,18 +4,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int dump(const char *model, const lm_dump_options *o, bool hash, bool json) {
+typedef struct prints {
+    bool json, any;
+} prints;
+
+static void print_fingerprint(void *ctx, const lm_fingerprint *f) {
+    prints *p = ctx;
+    lm_cli_progress_end();
+    if (p->json)
+        printf("%s\n {\"case\": %u, \"op\": \"%s\", \"shape\": [%u, %u], \"sha256\": \"%s\"}", p->any ? "," : "{\"taps\": [", f->k, f->op,
+               f->rows, f->width, f->sha256);
+    else
+        printf("c%u %-32s [%u, %u] %s\n", f->k, f->op, f->rows, f->width, f->sha256);
+    p->any = true;
+}
+
+static int dump(const char *model, lm_dump_options *o, bool hash, bool json) {
     char hex[65];
     lm_error err = {0};
+    prints p = {json, false};
     lm_cli_catch_interrupts();
-    if (lm_dump(model, o, hex, &err) != LM_OK) return lm_cli_error("dump", &err);
+    if (hash && !o->out) {
+        o->fingerprint = print_fingerprint;
+        o->fingerprint_ctx = &p;
+    }
+    if (lm_dump(model, o, hex, &err) != LM_OK) {
+        if (p.any) putchar('\n');
+        return lm_cli_error("dump", &err);
+    }
     lm_cli_progress_end();
     if (json) {
-        fputs("{\"trace\": ", stdout);
-        lm_cli_json_text(stdout, o->out, strlen(o->out));
-        printf(", \"logits_sha256\": \"%s\"}\n", hex);
+        fputs(p.any ? "],\n " : "{", stdout);
+        if (o->out) {
+            fputs("\"trace\": ", stdout);
+            lm_cli_json_text(stdout, o->out, strlen(o->out));
+            fputs(", ", stdout);
+        }
+        printf("\"logits_sha256\": \"%s\"}\n", hex);
     } else {
-        fprintf(stderr, "%s written\n", o->out);
+        if (o->out) fprintf(stderr, "%s written\n", o->out);
         if (hash) printf("sha256:%s\n", hex);
     }
     return 0;
@@ -35,14 +62,16 @@ int lm_cli_dump(int argc, char **argv) {
         {"--out", 'o', LM_CLI_STR, &o.out, "FILE", "the safetensors file to write"},
         LM_CLI_MODEL_OPTS(&o.run),
         {"--chunk", 0, LM_CLI_U32, &o.run.chunk, "N", "rows at a time (default: a good size)", 1, 1 << 20},
-        {"--hash", 0, LM_CLI_FLAG, &hash, NULL, "print the sha256 of all logits"},
+        {"--hash", 0, LM_CLI_FLAG, &hash, NULL,
+         "last line: sha256 of all logits; without -o, before it a line for every op"},
         LM_CLI_JSON_OPT(&json),
         {NULL},
     };
-    int rc = lm_cli_parse("dump",
-                          "MODEL (--ids LIST | --ids-from TRACE | --prompt TEXT) -o FILE\n\nWrites a trace of what MODEL computes, for "
-                          "lemma verify and lemma diff.",
-                          opts, 1, 1, argc, argv, &args);
+    int rc = lm_cli_parse(
+        "dump",
+        "MODEL (--ids LIST | --ids-from TRACE | --prompt TEXT) (-o FILE | --hash)\n\nWrites a trace of what MODEL computes, for "
+        "lemma verify and lemma diff, or prints\nits fingerprint: the sha256 of every op's result (docs/versions.md).",
+        opts, 1, 1, argc, argv, &args);
     if (rc == LM_CLI_GO) {
         o.ids = ids.id;
         o.n_ids = ids.n;

@@ -109,6 +109,14 @@ void lm_pairs_free(lm_pairs *p);
 uint32_t lm_pairs_size(const lm_pairs *p);
 const lm_pair *lm_pairs_get(const lm_pairs *p, uint32_t i);
 
+/* One op's result over a case's prompt, as bits. Strings are valid during the callback. */
+typedef struct lm_fingerprint {
+    uint32_t k; /* case */
+    const char *op;
+    uint32_t rows, width;
+    const char *sha256; /* hex, of the rows in order, little-endian elements of the backend's type */
+} lm_fingerprint;
+
 /* Exactly one of ids, ids_from and prompt. */
 typedef struct lm_dump_options {
     lm_evidence_options run;
@@ -118,7 +126,9 @@ typedef struct lm_dump_options {
     const char *prompt;   /* needs the model's tokenizer */
     uint32_t greedy;      /* so many tokens of the bare arg-max run */
     bool taps;            /* every op's result */
-    const char *out;      /* the file to write */
+    const char *out;      /* the file to write; may be NULL with `fingerprint` */
+    void (*fingerprint)(void *ctx, const lm_fingerprint *f); /* called for every op of a case, in order; may be NULL */
+    void *fingerprint_ctx;
 } lm_dump_options;
 /* `hash`, when not NULL, gets the sha256 (hex) of all prompt and greedy logits, row after row, in the backend's own precision. */
 lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm_error *err);

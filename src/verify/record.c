@@ -29,6 +29,8 @@ typedef struct recorder {
     const int32_t *id;
     kept *keep;
     uint32_t n_keep;
+    lm_sha256 *print;  /* [n_ops] NULL: no fingerprints are wanted */
+    uint32_t *printed; /* [n_ops] rows so far */
     float *logits, *logits_last, *greedy_logits, *top_lp;
     int32_t *argmax, *top_ids, *greedy;
     uint32_t n_top, step; /* step: of the greedy run */
@@ -65,9 +67,17 @@ static void as_float(const lm_rows *rows, uint32_t i, float *dst) {
     for (uint32_t k = 0; k < rows->width; k++) dst[k] = (float)lm_rows_at(rows, i, k);
 }
 
+static bool hash_tap(recorder *r, uint32_t op, const lm_rows *rows) {
+    for (uint32_t i = 0; i < rows->n; i++)
+        if (rows->row[i] != r->printed[op] + i) return false;
+    r->printed[op] += rows->n;
+    lm_sha256_update(&r->print[op], rows->data, (size_t)rows->n * rows->width * (rows->is_f64 ? sizeof(double) : sizeof(float)));
+    return true;
+}
+
 static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
     recorder *r = ctx;
-    (void)p;
+    if (r->print && !hash_tap(r, (uint32_t)(op - p->op), rows)) return !(r->stray = true);
     for (uint32_t k = 0; k < r->n_keep; k++) {
         kept *h = &r->keep[k];
         if (h->value != op->out || rows->width != h->width) continue;
@@ -183,12 +193,37 @@ static lm_status plan_case(recorder *r, lm_error *err) {
     return plan_values(r, err);
 }
 
+static lm_status plan_prints(recorder *r, lm_error *err) {
+    const uint32_t n = r->e->program->n_ops;
+    if (!r->o->fingerprint) return LM_OK;
+    r->print = get(r, n, sizeof *r->print, err);
+    r->printed = get(r, n, sizeof *r->printed, err);
+    if (!r->print || !r->printed) return LM_NOMEM;
+    for (uint32_t i = 0; i < n; i++) lm_sha256_init(&r->print[i]);
+    return LM_OK;
+}
+
+static lm_status tell_prints(recorder *r, lm_error *err) {
+    const lm_program *p = r->e->program;
+    for (uint32_t i = 0; r->print && i < p->n_ops; i++) {
+        uint8_t digest[32];
+        char hex[65];
+        if (r->printed[i] != r->n)
+            return lm_fail(err, LM_INTERNAL, "case %u: %u of %u rows of %s were seen", r->k, r->printed[i], r->n, p->op[i].name);
+        lm_sha256_final(&r->print[i], digest);
+        lm_sha256_hex(digest, hex);
+        r->o->fingerprint(r->o->fingerprint_ctx, &(lm_fingerprint){r->k, p->op[i].name, r->n, p->value[p->op[i].out].width, hex});
+    }
+    return LM_OK;
+}
+
 static lm_status run_case(recorder *r, uint32_t k, const int32_t *id, uint32_t n, lm_error *err) {
     lm_session *s = NULL;
     r->k = k;
     r->id = id;
     r->n = n;
     LM_TRY(plan_case(r, err));
+    LM_TRY(plan_prints(r, err));
     LM_TRY(lm_session_create(r->e, r->o->run.chunk, &s, err));
     lm_eval ev = {.id = id, .n = n, .want = LM_WANT_ALL, .logits = on_prompt, .logits_ctx = r, .tap = on_tap, .tap_ctx = r};
     lm_status st = lm_session_eval(s, &ev, err);
@@ -201,7 +236,7 @@ static lm_status run_case(recorder *r, uint32_t k, const int32_t *id, uint32_t n
     if (r->not_finite) return lm_fail(err, LM_RANGE, "case %u: the logits are not finite; a trace can't be written", k);
     for (uint32_t i = 0; i < r->n_keep && st == LM_OK; i++)
         if (r->keep[i].rows != n) st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u rows of an op were seen", k, r->keep[i].rows, n);
-    return st;
+    return st == LM_OK ? tell_prints(r, err) : st;
 }
 
 /* ---- where the ids come from, and the file
@@ -269,7 +304,7 @@ static lm_status check_options(const lm_dump_options *o, lm_error *err) {
     int given = (o->n_ids > 0) + (o->ids_from != NULL) + (o->prompt != NULL);
     if (given != 1) return lm_fail(err, LM_USAGE, "give exactly one of --ids, --ids-from and --prompt");
     if (o->n_ids > INT32_MAX) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--ids", "%zu ids are too many", o->n_ids);
-    return o->out ? LM_OK : lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "-o", "name the file to write");
+    return o->out || o->fingerprint ? LM_OK : lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "-o", "name the file to write");
 }
 
 static lm_status record(recorder *r, lm_error *err) {
@@ -278,7 +313,7 @@ static lm_status record(recorder *r, lm_error *err) {
     if (!r->row) return LM_NOMEM;
     lm_sha256_init(&r->hash);
     LM_TRY(o->ids_from ? run_trace(r, err) : o->prompt ? run_prompt(r, err) : run_case(r, 0, o->ids, (uint32_t)o->n_ids, err));
-    return write_file(r, err);
+    return o->out ? write_file(r, err) : LM_OK;
 }
 
 lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm_error *err) {
@@ -288,17 +323,23 @@ lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm
                             .progress = {o->run.progress, o->run.progress_ctx},
                             .interrupted = o->run.interrupted,
                             .interrupted_ctx = o->run.interrupted_ctx};
-    recorder r = {.o = o, .arena = lm_arena_create()};
+    lm_engine *e = NULL;
+    LM_TRY(lm_engine_open(model, &eo, &e, err));
+    lm_status st = lm_dump_engine(e, o, hash, err);
+    lm_engine_close(e);
+    return st;
+}
+
+lm_status lm_dump_engine(lm_engine *e, const lm_dump_options *o, char hash[65], lm_error *err) {
+    recorder r = {.o = o, .e = e, .arena = lm_arena_create()};
     if (!r.arena) return lm_fail_nomem(err, "a trace", sizeof r);
-    lm_status st = lm_engine_open(model, &eo, &r.e, err);
-    if (st == LM_OK) st = lm_target_check(o->out, r.e->src, err);
+    lm_status st = o->out ? lm_target_check(o->out, e->src, err) : LM_OK;
     if (st == LM_OK) st = record(&r, err);
     if (st == LM_OK && hash) {
         uint8_t d[32];
         lm_sha256_final(&r.hash, d);
         lm_sha256_hex(d, hash);
     }
-    lm_engine_close(r.e);
     lm_free(r.out);
     lm_arena_destroy(r.arena);
     return st;

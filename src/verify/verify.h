@@ -67,6 +67,9 @@ double lm_log_sum_exp(const double *x, uint32_t n);
 /* The k ids of the largest values, equal ones in id order; k ≤ n, all finite. */
 void lm_top_row(const double *x, uint32_t n, uint32_t k, int32_t *ids);
 
+/* ---- record.c: lm_dump of an engine that is open (and, in tests, mutated) ------------------------------------------------------------- */
+lm_status lm_dump_engine(lm_engine *e, const lm_dump_options *o, char hash[65], lm_error *err);
+
 /* ---- ledger.c ---------------------------------------------------------------------------------------------------------------------*/
 struct lm_ledger {
     lm_arena *arena;

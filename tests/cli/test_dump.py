@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,6 +46,32 @@ def dump(name, *args):
 
 def far(a, b):
     return max(abs(x - y) for x, y in zip(st.values(a), st.values(b)))
+
+
+def fingerprints():
+    """A line for every op, equal over levels, threads and chunks; the first that differs is the op that was changed."""
+    args = ["dump", MODEL, "--ids", "5,17,200,3,42,99,7,7,150,31", "--hash"]
+    want = lemma(*args)
+    lines = want.stdout.split("\n")
+    check("a line for every op", want.returncode == 0 and len(lines) > 50 and all(re.fullmatch(r"c0 [\w.]+ +\[10, \d+\] [0-9a-f]{64}", x) for x in lines[:-2]), want.stdout)
+    check("the last is of the logits", re.fullmatch(r"sha256:[0-9a-f]{64}", lines[-2]), lines[-2])
+    for more in (["--cpu-level", "c"], ["--threads", "3"], ["--chunk", "3"]):
+        got = lemma(*args, *more)
+        check(f"the same fingerprint with {more}", got.stdout == want.stdout, got.stderr)
+    out = json.loads(lemma(*args, "--json").stdout)
+    check("the JSON has the same", [f"c{t['case']} {t['op']:<32} [{t['shape'][0]}, {t['shape'][1]}] {t['sha256']}" for t in out["taps"]] == lines[:-2]
+          and "sha256:" + out["logits_sha256"] == lines[-2], str(out)[:300])
+    other = path("other_theta")
+    shutil.copytree(MODEL, other)
+    with open(os.path.join(other, "config.json")) as f:
+        text = f.read()
+    with open(os.path.join(other, "config.json"), "w") as f:
+        f.write(text.replace('"rope_theta": 10000.0', '"rope_theta": 100000.0'))
+    got = lemma("dump", other, *args[2:]).stdout.split("\n")
+    first = next((a for a, b in zip(lines, got) if a != b), "")
+    check("the first op that differs is the changed one", first.startswith("c0 layer.0.attn.q_rope "), first)
+    f64 = lemma(*args, "--backend", "f64").stdout
+    check("the arbiter has its own", f64.count("\n") == len(lines) - 1 and f64 != want.stdout, f64)
 
 
 def against_transformers(backend, file):
@@ -119,6 +146,7 @@ def usage():
         ("no ids", ["-o", out], "exactly one of --ids"),
         ("two sources", ["--ids", "1", "--prompt", "x", "-o", out], "exactly one of --ids"),
         ("no file", ["--ids", "1"], "-o"),
+        ("no file, but taps", ["--ids", "1", "--taps"], "-o"),
         ("an id outside", ["--ids", "1,320", "-o", out], "320 at position 1 is outside the vocabulary of 320"),
         ("no tokenizer", ["--prompt", "x", "-o", out], "give token ids with --ids"),
         ("no such trace", ["--ids-from", path("none"), "-o", out], "none"),
@@ -146,6 +174,7 @@ for b in ("cpu", "f64"):
 same_bits()
 sources()
 usage()
+fingerprints()
 folder.cleanup()
 print(f"{passed} passed, {failed} failed, 0 skipped")
 sys.exit(failed > 0)
