@@ -32,7 +32,8 @@ int lm_cli_diff(int argc, char **argv) {
         {"--text", 0, LM_CLI_STR, &file, "FILE", "a text to run, from a file (-: stdin)"},
         {"--greedy", 0, LM_CLI_U32, &o.greedy, "N", "tokens of the bare arg-max run (default: as many as the trace has)", 0, 1 << 20},
         {"--ties", 0, LM_CLI_FLAG, &o.ties, NULL, "list the positions whose token rounding could flip; B may be left out"},
-        {"--model", 0, LM_CLI_STR, &o.model, "MODEL", "what two traces are of"},
+        {"--model", 0, LM_CLI_STR, &o.model, "MODEL", "what two traces or servers are of"},
+        {"--timeout", 0, LM_CLI_U32, &o.timeout, "S", "seconds that a server may take for one answer (default 60)", 1, 86400},
         {"--samples", 0, LM_CLI_U32, &o.samples, "N", "perturbed runs per lane (default 3)", 1, 16},
         {"--seed", 0, LM_CLI_U64, &o.seed, "N", "of the perturbations (default 0)"},
         {"--threads", 't', LM_CLI_U32, &o.run.threads, "N", "threads (default: one per physical core)", 1, 1024},
@@ -42,7 +43,8 @@ int lm_cli_diff(int argc, char **argv) {
     };
     int rc = lm_cli_parse(
         "diff",
-        "A [B]\n\nEach side is a trace (FILE.safetensors[:LANE]) or a run (MODEL[:BACKEND[:LANE]]: model.gguf:cpu:i8, folder:f64).\n"
+        "A [B]\n\nEach side is a trace (FILE.safetensors[:LANE]), a run (MODEL[:BACKEND[:LANE]]: model.gguf:cpu:i8, folder:f64) or a\n"
+        "server (http://HOST:PORT[:LANE], llama.cpp's or OpenAI-compatible: log-probabilities of its best few tokens).\n"
         "Says where the two part, at which op, and whether rounding explains it; B is the reference. The last line is the\n"
         "verdict. Exit status: 0 every difference is rounding or a near-tie, 1 one is not, 2 a usage or input error.",
         opts, 1, 2, argc, argv, &args);

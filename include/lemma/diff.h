@@ -13,11 +13,13 @@ extern "C" {
 /* One side is
  *   FILE.safetensors[:LANE]   a trace; LANE (f32, bf16, i8, i16, mixed): what it was computed in, where it doesn't say so itself
  *   MODEL[:BACKEND[:LANE]]    a GGUF file or a folder, run here
+ *   http://HOST[:PORT][:LANE] a llama.cpp server or an OpenAI-compatible one: the log-probabilities of its best few tokens. LANE: what it computes
+ *                             in, as far as is known; by default i8 where weights are block-quantized (as llama.cpp does), else bf16
  * A name that exists as it stands is taken as it stands, colons and all. */
 typedef struct lm_diff_options {
     lm_evidence_options run; /* threads, cpu_level, progress and interrupted; backend and lane are the sides' own */
     const char *a, *b;       /* b may be NULL with `ties` */
-    const char *model;       /* the arbiter's model: needed when neither side is a run */
+    const char *model;       /* the arbiter's model: needed when neither side is run here */
     const int32_t *ids;      /* exactly one of ids and text, unless a side is a trace: then neither */
     size_t n_ids;
     const char *text; /* needs the model's tokenizer */
@@ -25,6 +27,7 @@ typedef struct lm_diff_options {
     uint32_t greedy;  /* tokens of the bare arg-max run; LM_DIFF_AS_TRACE: as many as the traces have */
     uint32_t samples; /* perturbed runs per lane; 0: 3 */
     uint64_t seed;    /* of the perturbations */
+    uint32_t timeout; /* seconds that a server may take for one answer; 0: 60 */
     bool ties;        /* list the positions at which rounding could flip the choice of a side's lane */
 } lm_diff_options;
 #define LM_DIFF_AS_TRACE UINT32_MAX

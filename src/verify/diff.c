@@ -208,16 +208,16 @@ static lm_status run_cases(lm_diff *d, lm_error *err) {
  * ---------------------------------------------------------------------------------------------------------------------------- */
 static lm_status check_options(const lm_diff *d, lm_error *err) {
     const lm_diff_options *o = d->o;
-    const bool trace = d->side[0].is_trace || (d->side[1].spec && d->side[1].is_trace);
+    const bool trace = (d->side[0].is_trace && !d->side[0].is_server) || (d->side[1].spec && d->side[1].is_trace && !d->side[1].is_server);
     const bool run = !d->side[0].is_trace || (d->side[1].spec && !d->side[1].is_trace);
     if (o->ids && o->text) return lm_fail(err, LM_USAGE, "give token ids or a text, not both");
     if (trace && (o->ids || o->text))
         return lm_fail(err, LM_USAGE, "a trace brings its own token ids: leave --ids, --prompt and --text out");
     if (!trace && !o->n_ids && !o->text)
         return lm_fail(err, LM_USAGE, "no side is a trace: say which tokens to run, with --ids, --prompt or --text");
-    if (!run && !o->model) return lm_fail(err, LM_USAGE, "two traces: name the model that they are of with --model, for the arbiter");
+    if (!run && !o->model) return lm_fail(err, LM_USAGE, "neither side is run here: name the model that they are of with --model, for the arbiter");
     if (run && o->model)
-        return lm_fail(err, LM_USAGE, "--model is for two traces; here the arbiter takes the weights of the side that is run");
+        return lm_fail(err, LM_USAGE, "--model is for two traces or servers; here the arbiter takes the weights of the side that is run");
     if (o->samples > MOST_SAMPLES) return lm_fail(err, LM_USAGE, "%u samples are too many: at most %u", o->samples, (uint32_t)MOST_SAMPLES);
     return LM_OK;
 }
@@ -252,7 +252,8 @@ static lm_status open_all(lm_diff *d, lm_engine *given, lm_error *err) {
             return lm_fail(err, LM_USAGE, "the two models have vocabularies of %u and %u tokens", d->p->vocab,
                            d->side[s].e->program->vocab);
     for (int s = 0; s < 2; s++)
-        if (d->side[s].spec && d->side[s].is_trace) LM_TRY(lm_side_open_trace(d, s, err));
+        if (d->side[s].spec && d->side[s].is_trace)
+            LM_TRY(d->side[s].is_server ? lm_side_open_server(d, &d->side[s], err) : lm_side_open_trace(d, s, err));
     return LM_OK;
 }
 

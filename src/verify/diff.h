@@ -7,6 +7,7 @@
 #ifndef LM_VERIFY_DIFF_H
 #define LM_VERIFY_DIFF_H
 #include "lemma/diff.h"
+#include "tokenizer/tokenizer.h"
 #include "verify/verify.h"
 
 /* How many times the largest sample still counts as rounding. docs/envelope.md says what these were measured to give. */
@@ -39,6 +40,9 @@ typedef struct lm_side {
     lm_engine *e; /* a run */
     bool owns_e;
     lm_trace *t; /* a trace */
+    struct lm_remote *server; /* a server: what it says of a case is put in the form of a trace's (diff_server.c); is_trace holds */
+    lm_tokenizer *tok;        /* its own */
+    bool is_server, prec_given;
     lm_prec prec;
     /* the case at hand */
     const lm_trace_case *c; /* a trace's; NULL: the side has nothing to say about the case */
@@ -124,6 +128,14 @@ lm_status lm_side_load(lm_diff *d, lm_side *s, const int32_t *ids, uint32_t from
 void lm_side_end(lm_side *s);
 /* The id that a side chooses at a position: LM_NO_ID when it doesn't say. row: its logits there, or NULL. */
 uint32_t lm_side_choice(const lm_diff *d, const lm_side *s, uint32_t position, const double *row);
+
+/* ---- diff_server.c ------------------------------------------------------------------------------------------------------------------- */
+bool lm_side_is_server(const char *spec); /* "http://…" */
+lm_status lm_side_parse_server(lm_diff *d, lm_side *s, lm_error *err);
+lm_status lm_side_open_server(lm_diff *d, lm_side *s, lm_error *err);
+/* Asks for every position of ids[0..n) and for the continuation: s->c, and s->greedy. */
+lm_status lm_side_ask(lm_diff *d, lm_side *s, uint32_t k, const int32_t *ids, uint32_t n, uint32_t greedy, lm_arena *a, lm_error *err);
+void lm_side_close_server(lm_side *s);
 
 /* ---- replay.c ---------------------------------------------------------------------------------------------------------------------- */
 /* Both sides' block stores have been loaded for each block in turn: fills in the case's taps and rows. */

@@ -124,21 +124,30 @@ static void compare_logits(const double *a, const double *b, uint32_t vocab, lm_
     }
 }
 
-/* The reference's listed few against the other side's logits. */
+/* The reference's listed few against the other side's logits. A server says no more than that: its KL is over
+ * those few and the rest taken together, which is at most the whole. */
 static void compare_listed(const double *x, const lm_side *s, uint32_t position, uint32_t vocab, double *lp, lm_diff_row *r) {
     const lm_trace_case *c = s->c;
-    const double lse = lm_log_sum_exp(x, vocab);
+    const double lse = lm_log_sum_exp(x, vocab), flip = s->letter == 'B' ? 1 : -1; /* KL(B‖A): whose probabilities weigh */
+    double kl = 0, mine = 0, theirs = 0;
     if (isnan(lse)) return;
     lm_tensor_row_f64(c->top_logprobs, position, lp);
     r->dlogprob = -1;
     for (uint32_t k = 0; k < c->n_top; k++) {
         const uint32_t id = (uint32_t)c->top_ids[(size_t)position * c->n_top + k];
-        const double d = fabs((x[id] - lse) - lp[k]);
+        const double own = x[id] - lse, d = fabs(own - lp[k]);
+        mine += exp(own);
+        theirs += exp(lp[k]);
+        kl += exp(flip > 0 ? lp[k] : own) * flip * (lp[k] - own);
         if (d > r->dlogprob) {
             r->dlogprob = d;
             r->dlogprob_id = id;
         }
     }
+    if (!s->is_server) return;
+    const double p = 1 - (flip > 0 ? theirs : mine), q = 1 - (flip > 0 ? mine : theirs);
+    if (p > 1e-6 && q > 1e-6) kl += p * log(p / q); /* below that, what float32 left of the sums is noise */
+    r->kl = fmax(kl, 0);
 }
 
 static bool lists(const lm_side *s, uint32_t position) { return s->c && s->c->top_logprobs && position < s->c->n; }

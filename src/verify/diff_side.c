@@ -26,7 +26,7 @@ static lm_status split(lm_diff *d, lm_side *s, const char *suffix[2], uint32_t *
     s->path = path;
     if (exists(path)) return LM_OK;
     return lm_fail_at(err, LM_IO, s->spec, LM_NO_OFFSET, NULL,
-                      "there is no such file or folder; a side is TRACE[:LANE] or MODEL[:BACKEND[:LANE]]");
+                      "there is no such file or folder; a side is TRACE[:LANE], MODEL[:BACKEND[:LANE]] or http://SERVER");
 }
 
 lm_status lm_side_parse(lm_diff *d, int side, const char *spec, lm_error *err) {
@@ -34,6 +34,7 @@ lm_status lm_side_parse(lm_diff *d, int side, const char *spec, lm_error *err) {
     const char *suffix[2] = {NULL, NULL};
     uint32_t n = 0;
     *s = (lm_side){.letter = (char)('A' + side), .spec = spec, .about = ""};
+    if (lm_side_is_server(spec)) return lm_side_parse_server(d, s, err);
     LM_TRY(split(d, s, suffix, &n, err));
     s->is_trace = ends_in(s->path, ".safetensors") && !lm_is_dir(s->path);
     const char *lane = s->is_trace ? suffix[0] : suffix[1];
@@ -105,6 +106,7 @@ void lm_side_close(lm_side *s) {
     lm_side_end(s);
     if (s->owns_e) lm_engine_close(s->e);
     lm_trace_close(s->t);
+    lm_side_close_server(s);
     *s = (lm_side){0};
 }
 
@@ -117,7 +119,7 @@ static lm_status find_taps(lm_diff *d, lm_side *s, lm_arena *a, lm_error *err) {
     for (uint32_t i = 0; i < p->n_ops; i++) {
         char name[256];
         snprintf(name, sizeof name, "c%u.tap.%s", s->c->k, p->op[i].name);
-        const lm_tensor *t = lm_source_tensor(s->t->file, name);
+        const lm_tensor *t = s->t ? lm_source_tensor(s->t->file, name) : NULL;
         for (uint32_t slot = 0; !t && slot < p->n_layers + 2; slot++)
             if (lm_hidden_value(p, slot) == p->op[i].out) t = s->c->hidden[slot];
         if (!t && p->op[i].out == p->logits) t = s->c->logits;
@@ -171,6 +173,10 @@ lm_status lm_side_begin(lm_diff *d, lm_side *s, uint32_t k, const int32_t *ids, 
     if (!s->is_trace) {
         for (uint32_t i = 0; i < d->p->n_ops; i++) s->n_taps++;
         return greedy ? run_greedy(s, ids, n, greedy, a, err) : LM_OK;
+    }
+    if (s->is_server) {
+        LM_TRY(lm_side_ask(d, s, k, ids, n, greedy, a, err));
+        return find_taps(d, s, a, err);
     }
     for (uint32_t i = 0; i < s->t->n_cases; i++)
         if (s->t->c[i].k == k) s->c = &s->t->c[i];
