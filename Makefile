@@ -55,6 +55,7 @@ $(B)/src/kernels/avx2/%.o: CFLAGS += $(ISA_avx2)
 $(B)/src/kernels/avx512/%.o: CFLAGS += $(ISA_avx512)
 $(B)/src/kernels/avx2/int_avxvnni.o: CFLAGS += -mavxvnni
 $(B)/src/kernels/avx512/int_vnni.o: CFLAGS += -mavx512vnni
+$(B)/src/kernels/avx512/bf16_dp.o: CFLAGS += -mavx512bf16
 $(B)/src/kernels/neon/int_dotprod.o: CFLAGS += -march=armv8.2-a+dotprod
 $(B)/%.o: %.c Makefile | $(GEN)
 	@mkdir -p $(@D)
@@ -105,7 +106,7 @@ aarch64:
 	@LEMMA_SYSROOT=$(SYSROOT) tools/setup --quiet cross
 	@$(CROSS) build-aarch64/lemma
 aarch64-kernels: aarch64
-	@$(CROSS) $(addprefix build-aarch64/tests/kernels/test_,product vector lane_int)
+	@$(CROSS) $(addprefix build-aarch64/tests/kernels/test_,product vector lane_int bf16)
 
 # ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
 FILE ?=

@@ -274,7 +274,7 @@ int lm_cli_bench(int argc, char **argv) {
         {"--predict", 'n', LM_CLI_U32, &o.predict, "N", "steps of a decode (default 128; 0: none)", 0, 1u << 24},
         {"--depth", 0, LM_CLI_STR, &w.depth, "LIST", "decodes that begin with so many tokens in the cache (default 0)"},
         {"--batch", 0, LM_CLI_STR, &w.batch, "LIST", "sequences decoded side by side (default 1)"},
-        {"--lanes", 0, LM_CLI_STR, &w.lanes, "LIST", "arithmetic: f32, i8, i16, mixed (default: the backend's own)"},
+        {"--lanes", 0, LM_CLI_STR, &w.lanes, "LIST", "arithmetic: f32, i8, i16, mixed, bf16 (default: the backend's own)"},
         {"--threads", 't', LM_CLI_STR, &w.threads, "LIST", "thread counts (default: one per physical core)"},
         {"--repeats", 'r', LM_CLI_U32, &o.repeats, "N", "timed repeats, after a warm-up (default 5)", 1, 1000},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},

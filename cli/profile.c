@@ -105,7 +105,7 @@ int lm_cli_profile(int argc, char **argv) {
     const lm_cli_opt opts[] = {
         {"--prompt", 'p', LM_CLI_U32, &o.prompt, "N", "tokens of the prefill (default 512; 0: none)", 0, 1u << 24},
         {"--predict", 'n', LM_CLI_U32, &o.predict, "N", "steps of the decode after it (default 32; 0: none)", 0, 1u << 24},
-        {"--lane", 0, LM_CLI_STR, &o.lane, "NAME", "arithmetic: f32, i8, i16, mixed (default: the backend's own)"},
+        {"--lane", 0, LM_CLI_STR, &o.lane, "NAME", "arithmetic: f32, i8, i16, mixed, bf16 (default: the backend's own)"},
         {"--threads", 't', LM_CLI_U32, &o.threads, "N", "threads (default: one per physical core)", 1, 1024},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},
         {"--cpu-level", 0, LM_CLI_STR, &o.cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"},

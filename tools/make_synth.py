@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""usage: make_synth.py SHAPE TOKENIZER.gguf OUT.gguf [SEED]
+"""usage: make_synth.py SHAPE TOKENIZER.gguf OUT.gguf [SEED [F16|BF16]]
 
-A GGUF file of a known model's shape with random float16 weights, for measuring speed: its text means nothing. The tokenizer, and with it the
+A GGUF file of a known model's shape with random float16 (or bfloat16) weights, for measuring speed: its text means nothing. The tokenizer, and with it the
 size of the vocabulary, is copied from TOKENIZER.gguf (SmolLM2-135M-Instruct's has 49152 tokens). `lemma quantize` makes other types of it.
 The same arguments give the same file. Needs the packages gguf and numpy (made with gguf 0.19, numpy 2.4).
 """
 import sys
 
 import numpy as np
-from gguf import GGUFReader, GGUFValueType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter
 
 # arch, layers, hidden, FFN, heads, kv heads, head size, rope base
 SHAPES = {
@@ -29,7 +29,7 @@ def copy_tokenizer(reader, w):
     return len(reader.fields["tokenizer.ggml.tokens"].data)
 
 
-def write_config(w, name, shape, vocab):
+def write_config(w, name, shape, vocab, kind):
     arch, layers, hidden, ffn, heads, kv, size, base = shape
     w.add_name("synth-" + name)
     w.add_block_count(layers)
@@ -44,7 +44,7 @@ def write_config(w, name, shape, vocab):
     w.add_rope_freq_base(base)
     w.add_layer_norm_rms_eps(1e-5)
     w.add_vocab_size(vocab)
-    w.add_file_type(1)
+    w.add_file_type({"F16": 1, "BF16": 32}[kind])
     w.add_quantization_version(2)
 
 
@@ -62,32 +62,38 @@ def tensors(shape, vocab):
             yield f"blk.{i}.{name}.weight", dims
 
 
-def values(rng, dims):
+def values(rng, dims, kind):
     if len(dims) == 1:
         return np.ones(dims, np.float32)
     a = rng.standard_normal(dims, dtype=np.float32)
     a *= np.float32(dims[1] ** -0.5)
-    return a.astype(np.float16)
+    if kind == "F16":
+        return a.astype(np.float16)
+    u = a.view(np.uint32)  # to nearest even, in place
+    u += ((u >> 16) & 1) + np.uint32(0x7fff)
+    return (u >> 16).astype(np.uint16)
 
 
 def main(argv):
-    if len(argv) not in (3, 4) or argv[0] not in SHAPES:
+    kind = argv[4] if len(argv) == 5 else "F16"
+    if len(argv) not in (3, 4, 5) or argv[0] not in SHAPES or kind not in ("F16", "BF16"):
         print(__doc__.split("\n")[0] + "     shapes: " + ", ".join(SHAPES), file=sys.stderr)
         return 2
     name, tokenizer, out = argv[:3]
-    rng = np.random.Generator(np.random.SFC64(int(argv[3]) if len(argv) == 4 else 1))
+    rng = np.random.Generator(np.random.SFC64(int(argv[3]) if len(argv) > 3 else 1))
     w = GGUFWriter(out, SHAPES[name][0])
     vocab = copy_tokenizer(GGUFReader(tokenizer), w)
-    write_config(w, name, SHAPES[name], vocab)
+    write_config(w, name, SHAPES[name], vocab, kind)
     todo = list(tensors(SHAPES[name], vocab))
     for key, dims in todo:
-        kind = np.dtype(np.float32 if len(dims) == 1 else np.float16)
-        w.add_tensor_info(key, dims, kind, int(np.prod(dims)) * kind.itemsize)
+        dtype = np.dtype(np.float32 if len(dims) == 1 else np.float16)
+        raw = GGMLQuantizationType.BF16 if kind == "BF16" and len(dims) > 1 else None
+        w.add_tensor_info(key, dims, dtype, int(np.prod(dims)) * dtype.itemsize, raw_dtype=raw)
     w.write_header_to_file()
     w.write_kv_data_to_file()
     w.write_ti_data_to_file()
     for _, dims in todo:  # one at a time: the larger shapes need no more memory than their largest tensor
-        w.write_tensor_data(values(rng, dims))
+        w.write_tensor_data(values(rng, dims, kind))
     w.close()
     print(out, "parameters:", sum(int(np.prod(dims)) for _, dims in todo))
     return 0

@@ -20,7 +20,8 @@
  * exp, tanh, sigmoid, … are the polynomials of body/maths.h: every branch is computed, then selected by comparisons, on every level alike.
  * Max(a, b) is a > b ? a : b. Square root and division are IEEE's. No reciprocal estimates; subnormals are kept.
  *
- * Lanes i8, i16 and mixed differ in the products with block-quantized weights only: lane_int.h has their contract and kernels.
+ * Lanes i8, i16 and mixed differ in the products with block-quantized weights only: lane_int.h has their contract and kernels. Lane bf16 differs
+ * in all products with weights: lane_bf16.h.
  *
  * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/, avx512/ and neon/ build the same bodies (body/) on
  * their own sixteen-lane vectors. A level is one header of vector primitives (v16.h) and one table.
@@ -90,6 +91,7 @@ static inline uint32_t lm_x_first(uint32_t n_t, uint32_t i) { /* where tile i st
 /* Packs tile i of the rows x + t*ldx (or x + row[t]*ldx) to xp[n_t*K], at its place first(i)*K. */
 void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 
+struct lm_bf16_kernels;
 typedef struct lm_product {
     const lm_kernels *k;
     const lm_packed_matrix *w;
@@ -100,6 +102,7 @@ typedef struct lm_product {
     uint32_t n_t;
     float *y;          /* y[t*ldy + row] */
     size_t ldy;
+    const struct lm_bf16_kernels *bf16; /* lane bf16: w is of LM_PACK_BF16X2 and xp from lm_bf16_pack; NULL: lane f32 */
 } lm_product;
 #define LM_STRIP_GROUP 4u   /* strips that a task takes at a time */
 #define LM_TILE_GROUP 16u   /* tiles that a task takes at a time */

@@ -17,7 +17,7 @@
 #define LM_KERNELS_LANE_INT_H
 #include "kernels/kernels.h"
 
-typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16 } lm_int_lane;
+typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16, LM_INT_BF16 /* no integers: lane_bf16.h's products */ } lm_int_lane;
 
 #define LM_INT_BLK 32u
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */

@@ -1,5 +1,6 @@
 /* Packing: file rows to strips. See pack.h for the layouts. */
 #include "kernels/pack.h"
+#include "base/smallfloat.h"
 #include <string.h>
 
 /* One entry per pack: the dtype it serves, k per group and bytes per group of 16 rows (0: raw blocks). */
@@ -10,7 +11,7 @@ static const struct {
     [LM_PACK_GENERIC] = {"", 0, 0},       [LM_PACK_F32] = {"F32", 0, 0},        [LM_PACK_F16] = {"F16", 0, 0},
     [LM_PACK_BF16] = {"BF16", 0, 0},      [LM_PACK_Q4_0] = {"Q4_0", 64, 576},   [LM_PACK_Q4_1] = {"Q4_1", 64, 640},
     [LM_PACK_Q8_0] = {"Q8_0", 64, 1088},  [LM_PACK_Q4_K] = {"Q4_K", 256, 2368}, [LM_PACK_Q5_K] = {"Q5_K", 256, 2880},
-    [LM_PACK_Q6_K] = {"Q6_K", 256, 3392}, [LM_PACK_Q5_0] = {"Q5_0", 64, 704},
+    [LM_PACK_Q6_K] = {"Q6_K", 256, 3392}, [LM_PACK_Q5_0] = {"Q5_0", 64, 704},   [LM_PACK_BF16X2] = {"", 2, 64},
 };
 
 static lm_pack pack_of(const lm_dtype *type) {
@@ -19,13 +20,13 @@ static lm_pack pack_of(const lm_dtype *type) {
     return LM_PACK_GENERIC;
 }
 
-lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
+static lm_status create(const lm_dtype *type, lm_pack pack, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
     if (type->block == 0 || 256 % type->block != 0)
         return lm_fail(err, LM_UNSUPPORTED, "the cpu backend packs blocks that divide 256; %s has blocks of %u: use --backend f64", type->name, type->block);
     if (n_mat == 0 || rows == 0 || K == 0 || K % type->block != 0 || n_mat > UINT32_MAX || rows > UINT32_MAX - 16 || K > UINT32_MAX - 256)
         return lm_fail(err, LM_RANGE, "a %s weight of %llu x [%llu, %llu] is empty, too large, or no whole number of blocks", type->name,
                        (unsigned long long)n_mat, (unsigned long long)rows, (unsigned long long)K);
-    lm_packed_matrix m = {.type = type, .pack = pack_of(type), .n_mat = (uint32_t)n_mat, .rows = (uint32_t)rows, .K = (uint32_t)K};
+    lm_packed_matrix m = {.type = type, .pack = pack, .n_mat = (uint32_t)n_mat, .rows = (uint32_t)rows, .K = (uint32_t)K};
     m.strips = (m.rows + 15) / 16;
     uint64_t groups = K / type->block, per = (uint64_t)type->bytes * 16, strip, n;
     if (layout[m.pack].k) groups = (K + layout[m.pack].k - 1) / layout[m.pack].k, per = layout[m.pack].bytes;
@@ -38,6 +39,19 @@ lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, 
     if (!m.data) return lm_fail_nomem(err, "packed weights", m.bytes);
     *out = m;
     return LM_OK;
+}
+
+lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
+    return create(type, pack_of(type), n_mat, rows, K, out, err);
+}
+lm_status lm_packed_create_bf16(const lm_dtype *from, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
+    static const char *const floats[] = {"F32", "F16", "BF16"};
+    bool good = false;
+    for (int i = 0; i < 3; i++) good |= strcmp(from->name, floats[i]) == 0;
+    if (!good)
+        return lm_fail(err, LM_UNSUPPORTED, "lane bf16 takes weights of type BF16, F16 or F32, not %s, which it would have to round a second time: use "
+                       "lane f32, or i8, i16 or mixed", from->name);
+    return create(lm_dtype_by_name("BF16"), LM_PACK_BF16X2, n_mat, rows, K, out, err);
 }
 
 void lm_packed_free(lm_packed_matrix *m) {
@@ -117,6 +131,32 @@ void lm_packed_strip(lm_packed_matrix *m, uint32_t mat, uint32_t s, const uint8_
         case LM_PACK_Q6_K: put_q6_k(dst, r, src, n); break;
         default:
             for (uint32_t b = 0; b < n; b++) memcpy(dst + ((size_t)b * 16 + r) * bytes, src + (size_t)b * bytes, bytes);
+        }
+    }
+}
+
+/* n elements of type `from` to bfloat16; a loop a type, so that each becomes vectors */
+static void to_bf16(const lm_dtype *from, const uint8_t *src, uint32_t n, uint16_t *dst) {
+    if (from->name[0] == 'B')
+        memcpy(dst, src, n * sizeof *dst);
+    else {
+        float f[256];
+        lm_dequant_f32(from, src, f, n);
+        for (uint32_t i = 0; i < n; i++) dst[i] = lm_f32_bits(f[i]) & 0x7f800000u ? lm_f32_to_bf16(f[i]) : (uint16_t)(lm_f32_bits(f[i]) >> 16 & 0x8000u);
+    }
+    for (uint32_t i = 0; i < n; i++) dst[i] = dst[i] & 0x7f80u ? dst[i] : dst[i] & 0x8000u;
+}
+void lm_packed_strip_bf16(lm_packed_matrix *m, const lm_dtype *from, uint32_t mat, uint32_t s, const uint8_t *const row[16]) {
+    enum { PIECE = 256 };
+    uint8_t *dst = m->data + ((size_t)mat * m->strips + s) * m->strip_bytes;
+    for (uint32_t k0 = 0; k0 < m->K; k0 += PIECE) {
+        const uint32_t n = m->K - k0 < PIECE ? m->K - k0 : PIECE;
+        uint16_t piece[PIECE + 1];
+        for (uint32_t r = 0; r < 16; r++) {
+            if (!row[r]) continue;
+            to_bf16(from, row[r] + (size_t)k0 * from->bytes, n, piece);
+            piece[n] = 0;
+            put_words(dst + (size_t)k0 * 32, r, (const uint8_t *)piece, (n + 1) / 2, 0);
         }
     }
 }

@@ -1,5 +1,5 @@
 /* The product over packed weights: blocks, segments and the tree, for any level. The contract is in kernels.h. */
-#include "kernels/kernels.h"
+#include "kernels/lane_bf16.h"
 #include <string.h>
 
 #define TOKENS (LM_TILE * LM_TILE_GROUP) /* of a task, at most */
@@ -42,6 +42,15 @@ static void add_block(const task *k, uint32_t k0, uint32_t n, bool first, float 
     const lm_product *p = k->p;
     const lm_packed_matrix *w = p->w;
     const uint8_t *strip = lm_packed_at(w, p->mat, k->s0);
+    if (p->bf16) {
+        const uint32_t all = (w->K + 1) / 2, pairs = (n + 1) / 2;
+        for (uint32_t i = k->i0; i < k->i1; i++) {
+            const uint32_t t = lm_x_first(p->n_t, i), width = lm_x_first(p->n_t, i + 1) - t;
+            const uint32_t *x = (const uint32_t *)(const void *)p->xp + (size_t)t * all + (size_t)(k0 / 2) * width;
+            p->bf16->tile(strip + (size_t)k0 * 32, w->strip_bytes, k->n_s, pairs, x, width, first, total + (size_t)(t - k->t0) * 16, k->ld);
+        }
+        return;
+    }
     if (p->n_t <= LM_GEMV && p->k->gemv[w->pack]) {
         p->k->gemv[w->pack](strip, w->strip_bytes, k->n_s, k0, n, p->xp + (size_t)k0 * p->n_t, p->n_t, first, total);
         return;

@@ -258,7 +258,7 @@ static bool has_levels(const grid *g) { return strcmp(g->j->e->backend->name, "f
 
 static bool lane_is_portable(const lm_judge *j) {
     const char *lane = j->eo.device.lane;
-    return !lane || !strcmp(lane, "f32") || !strcmp(lane, "i16") || !strcmp(lane, "mixed") || !strcmp(lane, "i8");
+    return !lane || !strcmp(lane, "f32") || !strcmp(lane, "i16") || !strcmp(lane, "mixed") || !strcmp(lane, "i8") || !strcmp(lane, "bf16");
 }
 
 static bool unavailable(lm_status st) { return st == LM_MISSING || st == LM_UNSUPPORTED; }

@@ -80,7 +80,7 @@ def equal_hashes():
         path = os.path.join(folder.name, kind + ".gguf")
         with open(path, "wb") as f:
             f.write(make_random.model(kind))
-        for lane in ("f32",) + INT_LANES:
+        for lane in ("f32",) + INT_LANES + (("bf16",) if kind in ("F32", "F16", "BF16") else ()):
             equal(f"{kind} {lane}", run(path, lane, range(7, 30)), [("neon", "max")])
 
 
@@ -107,7 +107,7 @@ def refuses_by_name():
 
 
 def kernels():
-    for name in ("product", "vector", "lane_int"):
+    for name in ("product", "vector", "lane_int", "bf16"):
         r = qemu(f"tests/kernels/test_{name}")
         drive.check(f"kernels: {name}", r.returncode == 0, (r.stdout + r.stderr)[-2000:])
 

@@ -3,14 +3,14 @@
 #include <stdio.h>
 #include <string.h>
 
-static const char *const lanes[] = {"f32", "i8", "i16", "mixed", NULL};
+static const char *const lanes[] = {"f32", "i8", "i16", "mixed", "bf16", NULL};
 static bool yes(void) { return true; }
 
 static lm_status create(const lm_device_options *o, lm_device **out, lm_error *err) {
     const char *lane = o->lane ? NULL : lanes[0];
     for (uint32_t i = 0; !lane && lanes[i]; i++)
         if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
-    if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed or i8", o->lane);
+    if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane);
     const lm_kernels *k;
     LM_TRY(lm_kernels_pick(o->cpu_level, &k, err));
     lm_device *d = lm_calloc(1, sizeof *d);
@@ -23,8 +23,12 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     d->k = k;
     d->ik = lm_int_pick(k);
     d->lane = lane;
+    const char *passed_over = NULL; /* an instruction that doesn't give the contract's bits on this CPU */
+    if (strcmp(lane, "bf16") == 0) d->bf16 = lm_bf16_pick(k, &passed_over);
     uint32_t n = lm_pool_size(d->pool);
     snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");
+    if (d->bf16) snprintf(d->text, sizeof d->text, "cpu bf16 %s (%s%s%s) %u thread%s", k->level, d->bf16->level, passed_over ? ", not " : "",
+                          passed_over ? passed_over : "", n, n == 1 ? "" : "s");
     *out = d;
     return LM_OK;
 }

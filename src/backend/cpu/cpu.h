@@ -4,6 +4,7 @@
 #ifndef LM_BACKEND_CPU_H
 #define LM_BACKEND_CPU_H
 #include "backend/backend.h"
+#include "kernels/lane_bf16.h"
 #include "kernels/lane_int.h"
 
 #define LM_CPU_HEAD_ROWS 32u /* wanted rows computed together in the head */
@@ -20,13 +21,14 @@ typedef struct lm_cpu_buf {
 typedef struct lm_cpu_op {
     float *vec;             /* CONV: the kernel as [taps][width]; DECAY: −exp(A_log) */
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
-    lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is quantized */
+    lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is packed */
 } lm_cpu_op;
 
 struct lm_device {
     lm_pool *pool;
     const lm_kernels *k;
     const lm_int_kernels *ik;
+    const lm_bf16_kernels *bf16; /* NULL: another lane */
     const char *lane;
     char text[64];
     lm_packed_matrix *uploaded; /* data NULL: released */
@@ -94,7 +96,7 @@ extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_m
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
 typedef struct lm_cpu_product {
     const lm_cpu *f;
-    lm_int_lane lane; /* LM_INT_NONE: float */
+    lm_int_lane lane; /* LM_INT_NONE: float32 */
     const lm_packed_matrix *w;
     uint32_t mat;
     bool split;
@@ -107,7 +109,7 @@ typedef struct lm_cpu_product {
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K);
 uint32_t lm_cpu_product_tasks(const lm_cpu_product *p);
 void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch);
-/* Input rows to tiles for a lane, at most n_t·K floats: lm_x_pack or lm_int_pack. */
+/* Input rows to tiles for a lane, at most n_t·K floats: lm_x_pack, lm_int_pack or lm_bf16_pack. */
 uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t);
 void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 

@@ -1,4 +1,4 @@
-/* Which products run on quantized activations, and the one face that float and integer products show to LINEAR and EXPERTS. */
+/* Which products run on quantized or rounded activations, and the one face that all products show to LINEAR and EXPERTS. */
 #include "backend/cpu/cpu.h"
 #include <string.h>
 
@@ -15,6 +15,7 @@ void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op
     const bool i8 = strcmp(d->lane, "i8") == 0, i16 = strcmp(d->lane, "i16") == 0, mixed = strcmp(d->lane, "mixed") == 0;
     const lm_packed_matrix *w = d->weight;
     out->lane = out->down = LM_INT_NONE;
+    if (d->bf16) out->lane = out->down = LM_INT_BF16;
     if (!i8 && !i16 && !mixed) return;
     if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = i8 || (mixed && activated(p, op)) ? LM_INT_8 : LM_INT_16;
     if (op->kind != LM_OP_EXPERTS) return;
@@ -23,16 +24,17 @@ void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op
 }
 
 static lm_product as_float(const lm_cpu_product *p) {
-    return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy};
+    return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->lane == LM_INT_BF16 ? p->f->d->bf16 : NULL};
 }
 static lm_int_product as_int(const lm_cpu_product *p) {
     return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy};
 }
+static bool is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16; }
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
-    return lane == LM_INT_NONE ? lm_product_scratch(n_t) : lm_int_scratch(K);
+    return is_int(lane) ? lm_int_scratch(K) : lm_product_scratch(n_t);
 }
 uint32_t lm_cpu_product_tasks(const lm_cpu_product *p) {
-    if (p->lane == LM_INT_NONE) {
+    if (!is_int(p->lane)) {
         const lm_product q = as_float(p);
         return lm_product_tasks(&q);
     }
@@ -40,7 +42,7 @@ uint32_t lm_cpu_product_tasks(const lm_cpu_product *p) {
     return lm_int_tasks(&q);
 }
 void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) {
-    if (p->lane == LM_INT_NONE) {
+    if (!is_int(p->lane)) {
         const lm_product q = as_float(p);
         lm_product_run(&q, task, scratch);
         return;
@@ -48,11 +50,13 @@ void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) 
     const lm_int_product q = as_int(p);
     lm_int_run(&q, task, scratch);
 }
-uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return lane == LM_INT_NONE ? lm_x_tiles(n_t) : lm_int_tiles(lane, n_t); }
+uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return is_int(lane) ? lm_int_tiles(lane, n_t) : lm_x_tiles(n_t); }
 void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K,
                    float *xp) {
     if (lane == LM_INT_NONE)
         lm_x_pack(x, ldx, row, n_t, i, K, xp);
+    else if (lane == LM_INT_BF16)
+        lm_bf16_pack(f->d->bf16, x, ldx, row, n_t, i, K, xp);
     else
         lm_int_pack(f->d->ik, lane, x, ldx, row, n_t, i, K, xp);
 }

@@ -1,5 +1,6 @@
 /* Weights to packed matrices, in parallel, straight from the file's rows: no second copy is made. */
 #include "backend/cpu/cpu.h"
+#include "base/smallfloat.h"
 #include <string.h>
 
 /* Rows of a weight as bytes of its type: in place, or, where a checkpoint keeps their scales in companion tensors, put together in the
@@ -25,7 +26,10 @@ static void pack_task(void *ctx, uint32_t task, uint32_t thread) {
     const uint8_t *row[16];
     for (uint32_t r = 0; r < 16; r++)
         row[r] = s * 16 + r < p->m->rows ? row_bytes(p, mat, s * 16 + r, scratch ? scratch + r * p->row_bytes : NULL) : NULL;
-    lm_packed_strip(p->m, mat, s, row);
+    if (p->m->pack == LM_PACK_BF16X2)
+        lm_packed_strip_bf16(p->m, p->w->type, mat, s, row);
+    else
+        lm_packed_strip(p->m, mat, s, row);
 }
 static bool in_place(const lm_weight *w) {
     for (uint32_t i = 0; i < w->n_seg; i++)
@@ -38,7 +42,7 @@ static lm_status pack_rows(lm_device *d, const lm_weight *w, uint64_t n_mat, uin
                            lm_error *err) {
     packing p = {.w = w, .m = out, .row_bytes = w->cols / w->type->block * w->type->bytes, .first = first, .stack = stack};
     const bool plain = in_place(w);
-    LM_TRY(lm_packed_create(w->type, n_mat, rows, w->cols, out, err));
+    LM_TRY((d->bf16 ? lm_packed_create_bf16 : lm_packed_create)(w->type, n_mat, rows, w->cols, out, err));
     uint64_t tasks = n_mat * out->strips, bytes = (uint64_t)lm_pool_size(d->pool) * 16 * p.row_bytes;
     if (!plain) p.scratch = lm_malloc(bytes);
     if (tasks > UINT32_MAX || (!plain && !p.scratch)) {
@@ -74,6 +78,7 @@ lm_status lm_cpu_pack_mla(lm_device *d, const lm_weight *kv_b, const lm_op *op, 
     for (uint32_t h = 0; h < heads; h++)
         for (uint32_t k = 0; k < nope; k++) { /* the float layout is [k][16]: row k of the file is line k of every strip */
             lm_weight_row_f32(kv_b, 0, (uint64_t)h * per + k, row);
+            for (uint32_t r = 0; d->bf16 && r < rank; r++) row[r] = lm_bf16_to_f32(lm_f32_to_bf16(row[r]));
             for (uint32_t r = 0; r < rank; r++)
                 memcpy(out->kt.data + ((size_t)h * out->kt.strips + r / 16) * out->kt.strip_bytes + ((size_t)k * 16 + r % 16) * 4, &row[r], 4);
         }

@@ -180,6 +180,16 @@ LM_PACKED_TYPE(q5_k, begin_q5_k, quad_q5_k, 32, 4)
 LM_PACKED_TYPE(q6_k, begin_q6_k, quad_q6_k, 16, 4)
 LM_PACKED_TYPE(q5_0, begin_q5_0, quad_q5_0, 32, 4)
 
+/* Pairs: n and k0 are whole pairs but at the end of an odd row. */
+static void unpack_bf16x2(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst) {
+    (void)type;
+    const uint8_t *src = strip + (size_t)k0 * 32;
+    for (uint32_t k = 0; k < n; k += 2, src += 64, dst += 32) {
+        const vi p = i_load(src);
+        v_store(dst, v_float(i_sll(p, 16)));
+        if (k + 1 < n) v_store(dst + 16, v_float(i_and(p, i_set((int32_t)0xffff0000u))));
+    }
+}
 /* Any type: 16 rows' blocks, decoded one by one and turned. */
 static void unpack_generic(const lm_dtype *type, const uint8_t *strip, uint32_t k0, uint32_t n, float *dst) {
     float block[256];

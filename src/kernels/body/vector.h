@@ -252,7 +252,7 @@ static void k_delta(float *S, const float *q, const float *k, const float *v, fl
     const lm_kernels lm_kernels_##LEVEL = { \
         .level = #LEVEL, .tile = k_tile, \
         .unpack = {unpack_generic, unpack_f32, unpack_f16, unpack_bf16, unpack_q4_0, unpack_q4_1, unpack_q8_0, unpack_q4_k, unpack_q5_k, unpack_q6_k, \
-                   unpack_q5_0}, \
+                   unpack_q5_0, unpack_bf16x2}, \
         .gemv = {NULL, LM_GEMVS}, \
         .sum = k_sum, .sum_squares = k_sum_squares, .dots = k_dots, .accumulate = k_accumulate, .page_softmax = k_page_softmax, .merge = k_merge, \
         .axpy = k_axpy, .normalise = k_normalise, .exp = k_exp, .act = k_act, .gated = k_gated, .softcap = k_softcap, .decay = k_decay, \

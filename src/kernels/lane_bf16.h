@@ -1,0 +1,43 @@
+/* Products in bfloat16: the kernels of lane bf16.
+ *
+ * Weights. The packed form is LM_PACK_BF16X2 (pack.h): what the file stores, rounded once at load (F32, F16; BF16 is what it is). Block-quantized
+ *   weights are refused: rounding what they decode to would quantize them a second time.
+ * Rounding. To nearest even; a subnormal float32 or bfloat16 counts as a zero of its sign, a NaN stays one.
+ * Product. Elements go in pairs (2j, 2j+1) counted from the row's start; a row of odd length is continued by one +0 on both sides. In a segment,
+ *   blocks of 256 elements are counted from its start: blk = +0, then for each pair in ascending order
+ *       blk = ftz(fma(w[2j+1], x[2j+1], blk));  blk = ftz(fma(w[2j], x[2j], blk))
+ *   where ftz makes a zero of the same sign of a result that is subnormal when rounded to 24 bits with no bound on the exponent (as MXCSR's FTZ
+ *   does). total = the first blk, then total = total + blk, subnormals kept. Segments, their tree and the bias are lane f32's (kernels.h).
+ * That is what vdpbf16ps computes (found by tests, compared again at start-up: lm_bf16_pick); the other levels compute it from fmas.
+ */
+#ifndef LM_KERNELS_LANE_BF16_H
+#define LM_KERNELS_LANE_BF16_H
+#include "kernels/kernels.h"
+
+typedef struct lm_bf16_kernels {
+    const char *level;
+    /* For n_c ≤ LM_STRIP_GROUP strips, strip_bytes apart: total[(c*ld + t)*16 + row] (= when first, or +=) the sum over `pairs` pairs of
+     * w[pairs][16][2] and x[pairs][n_t][2], n_t ≤ LM_TILE. pairs ≤ LM_BLK/2: one block. */
+    void (*tile)(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
+                 size_t ld);
+    void (*round)(const float *x, uint32_t n, uint16_t *dst);
+} lm_bf16_kernels;
+
+/* The fastest at or below a level, each tried once against plain C on numbers at the edges (subnormals, cancellation, infinities): one whose
+ * bits differ is passed over. *passed_over, where not NULL, names it (or is NULL). */
+const lm_bf16_kernels *lm_bf16_pick(const lm_kernels *level, const char **passed_over);
+/* All that this CPU can run, the plain one first; NULL past the end. For tests. */
+const lm_bf16_kernels *lm_bf16_nth(uint32_t i);
+/* Whether `k` gives plain C's bits on the numbers that lm_bf16_pick tries. */
+bool lm_bf16_agrees(const lm_bf16_kernels *k);
+
+/* As lm_x_pack, to pairs: tile i of width w at word first(i)·⌈K/2⌉, [⌈K/2⌉][w][2]. */
+void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xp);
+
+extern const lm_bf16_kernels lm_bf16_c;
+#if defined(__x86_64__)
+extern const lm_bf16_kernels lm_bf16_avx2, lm_bf16_dp;
+#elif defined(__aarch64__)
+extern const lm_bf16_kernels lm_bf16_neon;
+#endif
+#endif
