@@ -8,6 +8,7 @@
 
 #define PAIR 32u /* rows of a pair of strips */
 #define TILE_FLOATS (6u * PAIR)
+#define TASKS 32u /* wanted of a product at least */
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
 #if defined(__x86_64__)
@@ -84,93 +85,93 @@ static uint32_t row_tasks(const lm_int_product *p) {
     const uint32_t per = strips_per_task(p);
     return (p->w->strips + per - 1) / per;
 }
-uint32_t lm_int_tasks(const lm_int_product *p) {
-    return row_tasks(p) * ((lm_int_tiles(p->lane, p->n_t) + LM_INT_GROUP - 1) / LM_INT_GROUP);
-}
-size_t lm_int_scratch(uint32_t K) { return 16 + (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR) + LM_INT_SEGMENTS * TILE_FLOATS; }
 
-/* The segments that have blocks: bound[0..n], in blocks; which[s] the number that segment s has in the tree. */
-typedef struct segments {
-    uint32_t n, bound[LM_INT_SEGMENTS + 1], which[LM_INT_SEGMENTS];
-} segments;
-static segments segments_of(const lm_int_product *p) {
-    segments g = {.n = 0, .bound = {0}};
+/* Tiles are handed out in groups of one strip pair: many, since a task unpacks its weights anew, but so few that all threads have work. */
+static uint32_t tile_groups(const lm_int_product *p) {
+    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t), least = (tiles + LM_INT_GROUP - 1) / LM_INT_GROUP;
+    const uint32_t wanted = TASKS / row_tasks(p), most = (tiles + LM_INT_GROUP / 4 - 1) / (LM_INT_GROUP / 4);
+    return direct(p) || wanted <= least ? least : wanted < most ? wanted : most;
+}
+uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
+size_t lm_int_scratch(uint32_t K) { return 16 + (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR) + TILE_FLOATS; }
+
+static lm_int_segments segments_of(const lm_int_product *p) {
     const uint32_t unit = lm_pack_unit(p->w->type) / LM_INT_BLK, blocks = p->w->K / LM_INT_BLK;
     const uint64_t n = (blocks + unit - 1) / unit;
+    lm_int_segments g = {.n = 0, .bound = {0}};
     if (!p->split) {
-        g.bound[g.n++] = 0;
-        g.bound[1] = blocks;
+        g.n = 1, g.bound[1] = blocks;
         return g;
     }
+    uint32_t waits = 0; /* bit l: a finished left subtree of 2^l segments waits for its sibling */
     for (uint32_t i = 0; i < LM_INT_SEGMENTS; i++) {
-        const uint64_t end = (i + 1) * n / LM_INT_SEGMENTS * unit;
-        if (end <= g.bound[g.n]) continue;
-        g.which[g.n++] = i;
-        g.bound[g.n] = end < blocks ? (uint32_t)end : blocks;
+        uint64_t end = (i + 1) * n / LM_INT_SEGMENTS * unit;
+        if (end > blocks) end = blocks;
+        bool has = end > g.bound[g.n];
+        if (has) g.bound[++g.n] = (uint32_t)end;
+        uint32_t l = 0;
+        for (; l < LM_INT_WAITING && (i >> l & 1); l++) {
+            if (!(waits >> l & 1)) continue; /* an empty sibling: the subtree passes through */
+            g.joins[g.n - 1] += has;
+            has = true;
+            waits &= ~(1u << l);
+        }
+        if (has) waits |= 1u << l;
     }
     return g;
 }
-/* ((01)(23))((45)(67)) over the segments that are there, each of n floats; returns the sum's place */
-static const float *sum_segments(const segments *g, float *out, size_t n) {
-    if (g->n == 1) return out;
-    float *at[LM_INT_SEGMENTS] = {NULL};
-    for (uint32_t i = 0; i < g->n; i++) at[g->which[i]] = out + i * n;
-    for (uint32_t step = 1; step < LM_INT_SEGMENTS; step *= 2)
-        for (uint32_t s = 0; s < LM_INT_SEGMENTS; s += 2 * step) {
-            if (!at[s + step]) continue;
-            if (!at[s])
-                at[s] = at[s + step];
-            else
-                for (size_t j = 0; j < n; j++) at[s][j] += at[s + step][j];
-        }
-    return at[0];
-}
-/* src[t*ld + 0..16) of n_t tokens to the outputs of a strip */
-static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n_t, const float *src, uint32_t ld) {
+/* src[t*32 + 0..16) of n_t tokens to the outputs of a strip */
+static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n_t, const float *src) {
     const uint32_t row = strip * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
-    for (uint32_t t = 0; t < n_t; t++, src += ld) {
+    for (uint32_t t = 0; t < n_t; t++, src += PAIR) {
         float *y = p->y + (t0 + t) * p->ldy + row;
-        if (!p->bias && n == 16)
-            memcpy(y, src, 16 * sizeof *y);
-        else if (!p->bias)
-            memcpy(y, src, n * sizeof *y);
-        else
-            for (uint32_t r = 0; r < n; r++) y[r] = src[r] + p->bias[row + r];
+        for (uint32_t r = 0; r < n; r++) y[r] = p->bias ? src[r] + p->bias[row + r] : src[r];
     }
 }
+/* Whether n strips can be written where they belong. */
+static bool in_place(const lm_int_product *p, uint32_t strip, uint32_t n) { return !p->bias && (strip + n) * 16 <= p->w->rows; }
 
-static void run_direct(const lm_int_product *p, uint32_t i, const segments *g, float *out) {
+static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
     const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
     const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
     for (uint32_t s = s0; s < s1; s++)
         for (uint32_t j = 0; j < tiles; j++) {
             const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
             const uint8_t *x = (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
-            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), x, n_t, g->bound, g->n, out);
-            put(p, s, t0, n_t, sum_segments(g, out, (size_t)n_t * 16), 16);
+            const bool there = in_place(p, s, 1);
+            float *to = there ? p->y + t0 * p->ldy + s * 16 : out;
+            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), x, n_t, g, to, there ? p->ldy : PAIR);
+            if (!there) put(p, s, t0, n_t, out);
         }
 }
 
+/* Tile j of `tiles`, by the pair of strips from s on. */
+static void run_tile(const lm_int_product *p, const lm_int_plane *plane, const lm_int_segments *g, uint32_t s, uint32_t j, float *out) {
+    const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+    const uint8_t *x = (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
+    if (in_place(p, s, 2)) {
+        float *y = p->y + t0 * p->ldy + s * 16;
+        p->k->tile(p->lane, plane, x, n_t, g, y, p->ldy);
+        return;
+    }
+    p->k->tile(p->lane, plane, x, n_t, g, out, PAIR);
+    put(p, s, t0, n_t, out);
+    if (s + 1 < p->w->strips) put(p, s + 1, t0, n_t, out + 16);
+}
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {
-    const segments g = segments_of(p);
+    const lm_int_segments g = segments_of(p);
     scratch += (64 - (uintptr_t)scratch % 64) % 64 / sizeof *scratch; /* lines are read whole */
     if (direct(p)) {
         run_direct(p, i, &g, scratch);
         return;
     }
     const lm_packed_matrix *w = p->w;
-    const uint32_t blocks = w->K / LM_INT_BLK, groups = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t);
-    const uint32_t s = i % groups * 2, i0 = i / groups * LM_INT_GROUP, i1 = tiles - i0 < LM_INT_GROUP ? tiles : i0 + LM_INT_GROUP;
-    const bool both = s + 1 < w->strips;
-    float *out = scratch, *scale = out + LM_INT_SEGMENTS * TILE_FLOATS, *min = scale + (size_t)blocks * 2 * PAIR;
+    const uint32_t blocks = w->K / LM_INT_BLK, rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p);
+    const uint32_t s = i % rows * 2, i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups),
+                   i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
+    float *out = scratch, *scale = out + TILE_FLOATS, *min = scale + (size_t)blocks * 2 * PAIR;
     const lm_int_plane plane = {(uint8_t *)(min + (size_t)blocks * 2 * PAIR), scale, min, two_scales(w) ? 2 : 1, minima(w)};
     for (uint32_t slot = 0; slot < 2; slot++) /* a last strip without a partner is its own */
-        p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, both ? s + slot : s), blocks, slot, &plane);
-    for (uint32_t j = i0; j < i1; j++) {
-        const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-        p->k->tile(p->lane, &plane, (const uint8_t *)p->xq + (size_t)t0 * blocks * lm_int_token(p->lane), n_t, g.bound, g.n, out);
-        const float *y = sum_segments(&g, out, (size_t)n_t * PAIR);
-        put(p, s, t0, n_t, y, PAIR);
-        if (both) put(p, s + 1, t0, n_t, y + 16, PAIR);
-    }
+        p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
+    for (uint32_t j = i0; j < i1; j++) run_tile(p, &plane, &g, s, j, out);
 }

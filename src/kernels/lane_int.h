@@ -22,7 +22,7 @@ typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16, LM_INT_BF16 /* no i
 #define LM_INT_BLK 32u
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
-#define LM_INT_GROUP 44u /* tiles that a task takes at a time */
+#define LM_INT_GROUP 96u /* tiles that a task takes at a time, at most */
 
 /* Quantized rows: tiles of at most 6 (i8) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
@@ -46,20 +46,28 @@ typedef struct lm_int_plane {
     bool has_min;
 } lm_int_plane;
 
+/* The segments of a product that hold blocks: segment s is blocks [bound[s], bound[s+1]). Their totals wait on a stack: when s is complete, the
+ * topmost joins[s] are added to it in turn (waiting + total), then it waits itself; after the last one nothing waits. That is the tree of
+ * kernels.h, with the few totals that wait at a time held next to the arithmetic. */
+typedef struct lm_int_segments {
+    uint32_t n, bound[LM_INT_SEGMENTS + 1];
+    uint8_t joins[LM_INT_SEGMENTS];
+} lm_int_segments;
+#define LM_INT_WAITING 3u /* at most */
+
 /* Fills slot 0 or 1 of a plane from a strip's n blocks. */
 typedef void (*lm_int_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *out);
-/* out[t][16] for each segment [bound[s], bound[s+1]) of blocks, one after another: a tile of n_t tokens by one packed strip */
-typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound,
-                               uint32_t n_seg, float *out);
+/* out[t*ld + 0..16): a tile of n_t tokens by one packed strip */
+typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out,
+                               size_t ld);
 
 typedef struct lm_int_kernels {
     const char *level;
     /* w rows (x[t] each of K elements) to a tile of width w */
     void (*quantise)(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
     lm_int_unpack_fn unpack[LM_PACK_COUNT];
-    /* out[t][2][16] for each segment, one after another: a tile of n_t tokens by the plane's 32 rows */
-    void (*tile)(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
-                 float *out);
+    /* out[t*ld + 0..32): a tile of n_t tokens by the plane's 32 rows */
+    void (*tile)(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld);
     lm_int_gemv_fn gemv[LM_PACK_COUNT]; /* NULL: unpack, then tile */
 } lm_int_kernels;
 

@@ -1,6 +1,10 @@
 /* Quantized activations: every storage type in lanes i8 and i16 at every level, against plain C bit for bit, and against the exact product
- * of the quantized problem within what the float accumulation may lose. */
+ * of the quantized problem within what the float accumulation may lose.
+ * --bench [TYPE…]: the speed of what is checked, on one thread, as a share of the int8 peak and of the bandwidth measured beside it. */
 #include "kern.h"
+#include "base/mem.h"
+#include "base/threads.h"
+#include "bench/peaks.h"
 #include "kernels/lane_int.h"
 #include "quant/private.h"
 
@@ -264,7 +268,109 @@ static void what_does_not_fit(void **state) {
     lm_packed_free(&m);
 }
 
-int main(void) {
+/* ---- --bench ---------------------------------------------------------------------------------------------------------------------*/
+enum { BENCH_T = 512, BENCH_TRIES = 5 };
+static double peak_gops(void) {
+    const lm_peak *p = lm_peak_best(LM_PEAK_INT8);
+    double best = 0;
+    for (int i = 0; i < 4; i++) {
+        const double t = lm_now();
+        if (p->run(1u << 18) == 0) fail();
+        const double rate = 2.0 * p->macs * (1u << 18) / (lm_now() - t) * 1e-9;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+static double read_gbs(const void *p, size_t bytes) {
+    double best = 0;
+    for (int i = 0; i < 3; i++) {
+        const double t = lm_now();
+        if (lm_stream_best()->sum(p, bytes / 512 * 64) == 0) fail();
+        const double rate = (double)bytes / (lm_now() - t) * 1e-9;
+        best = rate > best ? rate : best;
+    }
+    return best;
+}
+/* A matrix whose strips are all filled from the same 16 rows. */
+static void bench_matrix(const lm_dtype *t, uint32_t rows, uint32_t K, lm_packed_matrix *m) {
+    uint8_t *raw = random_rows(t, 16, K);
+    lm_error err;
+    if (lm_packed_create(t, 1, rows, K, m, &err) != LM_OK) fail_msg("%s", err.message);
+    const uint8_t *row[16];
+    for (uint32_t r = 0; r < 16; r++) row[r] = raw + r * (size_t)(K / t->block) * t->bytes;
+    for (uint32_t s = 0; s < m->strips; s++) lm_packed_strip(m, 0, s, row);
+    free(raw);
+}
+/* Seconds of one product, the best of some tries, and of packing its input. */
+static double bench_product(const lm_packed_matrix *m, lm_int_lane lane, uint32_t T, bool split, double *pack) {
+    const lm_int_kernels *k = lm_int_nth(0);
+    for (uint32_t i = 0; lm_int_nth(i); i++) k = lm_int_nth(i);
+    const size_t x_bytes = sizeof(float) * T * m->K, y_bytes = sizeof(float) * T * m->rows, scratch_bytes = sizeof(float) * lm_int_scratch(m->K);
+    float *x = lm_pages_alloc(x_bytes, true), *y = lm_pages_alloc(y_bytes, true);
+    float *xq = lm_pages_alloc(x_bytes, true), *scratch = lm_pages_alloc(scratch_bytes, true);
+    if (!x || !y || !xq || !scratch) fail();
+    for (size_t i = 0; i < (size_t)T * m->K; i++) x[i] = kern_normal();
+    const lm_int_product q = {k, lane, m, 0, split, NULL, xq, T, y, m->rows};
+    double best = 1e9;
+    *pack = 1e9;
+    for (int i = 0; i < BENCH_TRIES; i++) {
+        double t = lm_now();
+        for (uint32_t j = 0; j < lm_int_tiles(lane, T); j++) lm_int_pack(k, lane, x, m->K, NULL, T, j, m->K, xq);
+        *pack = fmin(*pack, lm_now() - t);
+        t = lm_now();
+        for (uint32_t j = 0; j < lm_int_tasks(&q); j++) lm_int_run(&q, j, scratch);
+        best = fmin(best, lm_now() - t);
+    }
+    lm_pages_free(x, x_bytes), lm_pages_free(y, y_bytes), lm_pages_free(xq, x_bytes), lm_pages_free(scratch, scratch_bytes);
+    return best;
+}
+static void bench_type(const lm_dtype *t) {
+    static const struct {
+        uint32_t rows, K;
+        bool split;
+    } shape[] = {{1024, 2048, false}, {1024, 2048, true}, {512, 8192, true}, {768, 576, false}, {576, 1536, true}};
+    printf("%-7s prefill %% of int8 peak:", t->name);
+    for (size_t i = 0; i < sizeof shape / sizeof *shape; i++) {
+        const uint32_t K = shape[i].K / t->block * t->block, rows = shape[i].rows;
+        lm_packed_matrix m;
+        bench_matrix(t, rows, K, &m);
+        double pack;
+        const double ops = 2.0 * rows * K * BENCH_T * 1e-9, before = peak_gops();
+        const double i8 = ops / bench_product(&m, LM_INT_8, BENCH_T, shape[i].split, &pack), i16 = ops / bench_product(&m, LM_INT_16, BENCH_T, shape[i].split, &pack);
+        const double peak = fmax(before, peak_gops());
+        printf("  %u%s: %.1f, i16 %.1f", K, shape[i].split ? " split" : "", 100 * i8 / peak, 100 * i16 / peak);
+        lm_packed_free(&m);
+    }
+    lm_packed_matrix m;
+    bench_matrix(t, 8192 * 4, 2048, &m);
+    printf("\n        %% of read bandwidth, i8 (i16), tokens");
+    for (uint32_t T = 1; T <= 8; T *= 2) {
+        double pack;
+        const double before = read_gbs(m.data, m.bytes), i8 = bench_product(&m, LM_INT_8, T, false, &pack), i16 = bench_product(&m, LM_INT_16, T, false, &pack);
+        const double read = fmax(before, read_gbs(m.data, m.bytes)), gb = (double)m.bytes * 1e-9;
+        printf("  %u: %.1f (%.1f)", T, 100 * gb / i8 / read, 100 * gb / i16 / read);
+    }
+    printf("\n");
+    lm_packed_free(&m);
+}
+static int bench(int n, char **name) {
+    for (uint32_t i = 0; lm_dtypes[i]; i++) {
+        const lm_dtype *t = lm_dtypes[i];
+        bool wanted = n == 0;
+        for (int j = 0; j < n; j++) wanted |= strcmp(name[j], t->name) == 0;
+        if (t->block > 1 && wanted) bench_type(t), fflush(stdout);
+    }
+    lm_packed_matrix m;
+    double pack8, pack16;
+    bench_matrix(lm_dtype_by_name("Q8_0"), 16, 2048, &m);
+    bench_product(&m, LM_INT_8, BENCH_T, false, &pack8), bench_product(&m, LM_INT_16, BENCH_T, false, &pack16);
+    printf("quantizing: i8 %.2f, i16 %.2f ns an element\n", pack8 / (BENCH_T * 2048) * 1e9, pack16 / (BENCH_T * 2048) * 1e9);
+    lm_packed_free(&m);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench(argc - 2, argv + 2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantises),    cmocka_unit_test(every_type),        cmocka_unit_test(token_counts),
         cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit),

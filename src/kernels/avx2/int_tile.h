@@ -46,39 +46,45 @@ LM_INLINE void add_block(int T, lm_int_lane lane, const lm_int_plane *p, uint32_
     }
 }
 LM_INLINE void tile_part(int T, lm_int_lane lane, const lm_int_plane *p, uint32_t slot, const uint8_t *x, uint32_t w, uint32_t t0,
-                         const uint32_t *bound, uint32_t n_seg, float *out) {
+                         const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)w * lm_int_token(lane);
-    for (uint32_t s = 0; s < n_seg; s++) {
-        __m256 acc[LM_DOTS_T][2];
-        LM_UNROLL for (int t = 0; t < T; t++) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
-        for (uint32_t b = bound[s]; b < bound[s + 1]; b++)
+    __m256 waiting[LM_INT_WAITING][LM_DOTS_T][2], acc[LM_DOTS_T][2];
+    LM_UNROLL for (int t = 0; t < T; t++) acc[t][0] = acc[t][1] = _mm256_setzero_ps();
+    for (uint32_t s = 0, n = 0;;) {
+        for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++)
             add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
-        LM_UNROLL for (int t = 0; t < T; t++) {
-            float *o = out + ((size_t)(s * w + t0) + (uint32_t)t) * 32 + slot * 16;
-            _mm256_storeu_ps(o, acc[t][0]);
-            _mm256_storeu_ps(o + 8, acc[t][1]);
+        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
+            LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) acc[t][h] =
+                _mm256_add_ps(waiting[n - 1][t][h], acc[t][h]);
+        if (++s == g->n) break;
+        LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) {
+            waiting[n][t][h] = acc[t][h];
+            acc[t][h] = _mm256_setzero_ps();
         }
+        n++;
     }
+    LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++)
+        _mm256_storeu_ps(out + (t0 + (uint32_t)t) * ld + slot * 16 + 8 * h, acc[t][h]);
 }
 /* Each kind of weight gets its own loop: halves and minima are constants in it. */
 LM_INLINE void tile_kind(int T, lm_int_lane lane, const lm_int_plane *w, uint32_t slot, const uint8_t *x, uint32_t n_t, uint32_t t0,
-                         const uint32_t *bound, uint32_t n_seg, float *out) {
+                         const lm_int_segments *g, float *out, size_t ld) {
     if (w->halves == 1 && !w->has_min)
-        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, bound, n_seg, out);
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, g, out, ld);
     else if (w->halves == 1)
-        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, bound, n_seg, out);
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, g, out, ld);
     else if (!w->has_min)
-        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, bound, n_seg, out);
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, g, out, ld);
     else
-        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, bound, n_seg, out);
+        tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, g, out, ld);
 }
 #define LM_TILE_PART(T) \
     if (lane == LM_INT_8) \
-        tile_kind(T, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out); \
+        tile_kind(T, LM_INT_8, w, slot, x, n_t, t, g, out, ld); \
     else \
-        tile_kind(T, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
-static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
-                     float *out) {
+        tile_kind(T, LM_INT_16, w, slot, x, n_t, t, g, out, ld);
+static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out,
+                     size_t ld) {
     for (uint32_t slot = 0; slot < 2; slot++)
         for (uint32_t t = 0; t < n_t; t += LM_DOTS_T) {
             if (n_t - t >= LM_DOTS_T) {

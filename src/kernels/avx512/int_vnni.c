@@ -96,67 +96,73 @@ LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const
         }
     }
 }
-LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const uint32_t *bound, uint32_t n_seg,
-                         float *out) {
+LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 80);
-    out += 32 * p.t0;
-    for (uint32_t s = 0; s < n_seg; s++, out += 32 * p.W) {
-        __m512 acc[2][6];
-        LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
-        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
+    __m512 waiting[LM_INT_WAITING][2][6], acc[2][6];
+    LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
+    for (uint32_t s = 0, n = 0;;) {
+        for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
+            LM_UNROLL for (size_t i = 0; i < step; i += 64) __builtin_prefetch(x + b * step + i + 2304);
             const float *d = w->scale + (size_t)b * H * 32, *m = w->min + (size_t)b * H * 32;
             if (H == 1)
                 block_1(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
             else
                 block_2(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
         }
-        LM_UNROLL for (int t = 0; t < p.T; t++) {
-            _mm512_storeu_ps(out + 32 * t, acc[0][t]);
-            _mm512_storeu_ps(out + 32 * t + 16, acc[1][t]);
+        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
+            LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) acc[i][t] =
+                _mm512_add_ps(waiting[n - 1][i][t], acc[i][t]);
+        if (++s == g->n) break;
+        LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) {
+            waiting[n][i][t] = acc[i][t];
+            acc[i][t] = _mm512_setzero_ps();
         }
+        n++;
     }
+    LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++)
+        _mm512_storeu_ps(out + (size_t)(p.t0 + t) * ld + 16 * i, acc[i][t]);
 }
 /* Kinds with two scales take a tile of W tokens as A and W − A. */
 #define LM_TILE_KIND(W, P, A) \
     case W: \
         if (w->halves == 1 && !w->has_min) \
-            tile_part((part){W, W, 0, P}, 1, false, w, x, bound, n_seg, out); \
+            tile_part((part){W, W, 0, P}, 1, false, w, x, g, out, ld); \
         else if (w->halves == 1) \
-            tile_part((part){W, W, 0, P}, 1, true, w, x, bound, n_seg, out); \
+            tile_part((part){W, W, 0, P}, 1, true, w, x, g, out, ld); \
         else if (!w->has_min) { \
-            tile_part((part){A, W, 0, P}, 2, false, w, x, bound, n_seg, out); \
-            if (W > A) tile_part((part){W - A, W, A, P}, 2, false, w, x, bound, n_seg, out); \
+            tile_part((part){A, W, 0, P}, 2, false, w, x, g, out, ld); \
+            if (W > A) tile_part((part){W - A, W, A, P}, 2, false, w, x, g, out, ld); \
         } else { \
-            tile_part((part){A, W, 0, P}, 2, true, w, x, bound, n_seg, out); \
-            if (W > A) tile_part((part){W - A, W, A, P}, 2, true, w, x, bound, n_seg, out); \
+            tile_part((part){A, W, 0, P}, 2, true, w, x, g, out, ld); \
+            if (W > A) tile_part((part){W - A, W, A, P}, 2, true, w, x, g, out, ld); \
         } \
         break;
-static void tile_8(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+static void tile_8(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
         LM_TILE_KIND(1, 1, 1)
         LM_TILE_KIND(2, 1, 2)
         LM_TILE_KIND(3, 1, 3)
         LM_TILE_KIND(4, 1, 4)
-        LM_TILE_KIND(5, 1, 3)
-        LM_TILE_KIND(6, 1, 3)
+        LM_TILE_KIND(5, 1, 5)
+        LM_TILE_KIND(6, 1, 6)
     default: break;
     }
 }
-static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
         LM_TILE_KIND(1, 2, 1)
         LM_TILE_KIND(2, 2, 2)
-        LM_TILE_KIND(3, 2, 2)
-        LM_TILE_KIND(4, 2, 2)
+        LM_TILE_KIND(3, 2, 3)
+        LM_TILE_KIND(4, 2, 4)
     default: break;
     }
 }
-static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
-                 float *out) {
+static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out,
+                 size_t ld) {
     if (lane == LM_INT_8)
-        tile_8(w, x, n_t, bound, n_seg, out);
+        tile_8(w, x, n_t, g, out, ld);
     else
-        tile_16(w, x, n_t, bound, n_seg, out);
+        tile_16(w, x, n_t, g, out, ld);
 }
 LM_INLINE vi i_dp(vi acc, vi u, int32_t x) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(x)); }
 #define LM_DP_WIDE 1

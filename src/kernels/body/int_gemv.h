@@ -107,12 +107,12 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
 }
 /* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
-                          int T, int P, const uint8_t *strip, const uint8_t *x, const uint32_t *bound, uint32_t n_seg, float *out) {
+                          int T, int P, const uint8_t *strip, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)T * (P == 1 ? 48 : 80);
-    for (uint32_t s = 0; s < n_seg; s++, out += 16 * T) {
-        vf acc[6];
-        LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
-        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) {
+    vf waiting[LM_INT_WAITING][6], acc[6];
+    LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
+    for (uint32_t s = 0, n = 0;;) {
+        for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
             ask_ahead(strip, b, bytes);
             const uint8_t *xb = x + b * step;
@@ -127,30 +127,38 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
             const vf d = scale(&p, b, 0);
             LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_mul(f[t], d);
             if (H == 2) {
-                vf g[6];
-                gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, g);
+                vf h[6];
+                gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, h);
                 const vf e = scale(&p, b, 1);
-                LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_fma(g[t], e, f[t]);
+                LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_fma(h[t], e, f[t]);
             }
             LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(f[t], v_set(float_at(xb, (uint32_t)t)), acc[t]);
             if (!min) continue;
             const vf m = min(&p, b, 0);
             LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(m, v_set(float_at(xb, (uint32_t)(T + t))), acc[t]);
         }
-        LM_UNROLL for (int t = 0; t < T; t++) v_store(out + 16 * t, acc[t]);
+        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
+            LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_add(waiting[n - 1][t], acc[t]);
+        if (++s == g->n) break;
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            waiting[n][t] = acc[t];
+            acc[t] = v_set(0.0f);
+        }
+        n++;
     }
+    LM_UNROLL for (int t = 0; t < T; t++) v_store(out + (size_t)t * ld, acc[t]);
 }
 #define LM_INT_GEMV_8(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
     case T: \
-        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 1, strip, x, bound, n_seg, out); \
+        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 1, strip, x, g, out, ld); \
         break;
 #define LM_INT_GEMV_16(T, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
     case 8 + T: \
-        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 2, strip, x, bound, n_seg, out); \
+        gemv_strip(PLACE, QUAD, SCALE, MIN, OFF, H, BYTES, T, 2, strip, x, g, out, ld); \
         break;
 #define LM_INT_GEMV_TYPE(NAME, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
-    static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const uint32_t *bound, \
-                                uint32_t n_seg, float *out) { \
+    static void int_gemv_##NAME(lm_int_lane lane, const uint8_t *strip, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, \
+                                float *out, size_t ld) { \
         switch (lane == LM_INT_8 ? n_t : 8 + n_t) { \
             LM_INT_GEMV_8(1, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
             LM_INT_GEMV_8(2, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \

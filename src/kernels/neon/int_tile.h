@@ -38,31 +38,40 @@ LM_INLINE void add_block(int T, lm_int_lane lane, const lm_int_plane *p, uint32_
     }
 }
 LM_INLINE void tile_part(int T, lm_int_lane lane, const lm_int_plane *p, uint32_t slot, const uint8_t *x, uint32_t w, uint32_t t0,
-                         const uint32_t *bound, uint32_t n_seg, float *out) {
+                         const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)w * lm_int_token(lane);
-    for (uint32_t s = 0; s < n_seg; s++) {
-        vf acc[LM_DOTS_T];
-        LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
-        for (uint32_t b = bound[s]; b < bound[s + 1]; b++) add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
-        LM_UNROLL for (int t = 0; t < T; t++) v_store(out + ((size_t)(s * w + t0) + (uint32_t)t) * 32 + slot * 16, acc[t]);
+    vf waiting[LM_INT_WAITING][LM_DOTS_T], acc[LM_DOTS_T];
+    LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
+    for (uint32_t s = 0, n = 0;;) {
+        for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++)
+            add_block(T, lane, p, b, slot, (const float *)(const void *)(x + b * step), w, t0, acc);
+        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
+            LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_add(waiting[n - 1][t], acc[t]);
+        if (++s == g->n) break;
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            waiting[n][t] = acc[t];
+            acc[t] = v_set(0.0f);
+        }
+        n++;
     }
+    LM_UNROLL for (int t = 0; t < T; t++) v_store(out + (t0 + (uint32_t)t) * ld + slot * 16, acc[t]);
 }
 /* Each kind of weight gets its own loop: halves and minima are constants in it. */
 LM_INLINE void tile_kind(int T, lm_int_lane lane, const lm_int_plane *w, uint32_t slot, const uint8_t *x, uint32_t n_t, uint32_t t0,
-                         const uint32_t *bound, uint32_t n_seg, float *out) {
-    if (w->halves == 1 && !w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, bound, n_seg, out);
-    else if (w->halves == 1) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, bound, n_seg, out);
-    else if (!w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, bound, n_seg, out);
-    else tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, bound, n_seg, out);
+                         const lm_int_segments *g, float *out, size_t ld) {
+    if (w->halves == 1 && !w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, false}, slot, x, n_t, t0, g, out, ld);
+    else if (w->halves == 1) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 1, true}, slot, x, n_t, t0, g, out, ld);
+    else if (!w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, g, out, ld);
+    else tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, g, out, ld);
 }
-static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg, float *out) {
+static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     for (uint32_t slot = 0; slot < 2; slot++)
         for (uint32_t t = 0; t < n_t;) {
             const bool two = n_t - t >= LM_DOTS_T;
-            if (two && lane == LM_INT_8) tile_kind(LM_DOTS_T, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out);
-            else if (two) tile_kind(LM_DOTS_T, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
-            else if (lane == LM_INT_8) tile_kind(1, LM_INT_8, w, slot, x, n_t, t, bound, n_seg, out);
-            else tile_kind(1, LM_INT_16, w, slot, x, n_t, t, bound, n_seg, out);
+            if (two && lane == LM_INT_8) tile_kind(LM_DOTS_T, LM_INT_8, w, slot, x, n_t, t, g, out, ld);
+            else if (two) tile_kind(LM_DOTS_T, LM_INT_16, w, slot, x, n_t, t, g, out, ld);
+            else if (lane == LM_INT_8) tile_kind(1, LM_INT_8, w, slot, x, n_t, t, g, out, ld);
+            else tile_kind(1, LM_INT_16, w, slot, x, n_t, t, g, out, ld);
             t += two ? LM_DOTS_T : 1;
         }
 }

@@ -83,15 +83,18 @@ static float add_block(lm_int_lane lane, const lm_int_plane *w, uint32_t b, uint
     acc = fmaf(m[0], dx * (float)first, acc);
     return fmaf(m[32], dx * (float)(sum - first), acc);
 }
-static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const uint32_t *bound, uint32_t n_seg,
-                 float *out) {
+static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)n_t * lm_int_token(lane);
-    for (uint32_t s = 0; s < n_seg; s++)
-        for (uint32_t t = 0; t < n_t; t++)
-            for (uint32_t r = 0; r < 32; r++) {
-                float acc = 0;
-                for (uint32_t b = bound[s]; b < bound[s + 1]; b++) acc = add_block(lane, w, b, r, x + b * step, n_t, t, acc);
-                *out++ = acc;
+    for (uint32_t t = 0; t < n_t; t++)
+        for (uint32_t r = 0; r < 32; r++) {
+            float waiting[LM_INT_WAITING], acc = 0;
+            for (uint32_t s = 0, n = 0; s < g->n; s++) {
+                acc = 0;
+                for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) acc = add_block(lane, w, b, r, x + b * step, n_t, t, acc);
+                for (uint32_t j = g->joins[s]; j > 0; j--) acc = waiting[--n] + acc;
+                if (s + 1 < g->n) waiting[n++] = acc;
             }
+            out[t * ld + r] = acc;
+        }
 }
 const lm_int_kernels lm_int_c = {.level = "c", .quantise = quantise, .unpack = LM_INT_UNPACK, .tile = tile};
