@@ -19,12 +19,27 @@ static int diff(const lm_diff_options *o, bool json) {
     return rc;
 }
 
+static int quant(const lm_diff_options *o, lm_quant_by by, bool json) {
+    lm_quant *q = NULL;
+    lm_error err = {0};
+    lm_cli_catch_interrupts();
+    if (lm_quant_run(o, by, &q, &err) != LM_OK) return lm_cli_error("diff", &err);
+    lm_cli_progress_end();
+    char *text = json ? lm_quant_json(q) : lm_quant_text(q);
+    const int rc = text ? 0 : lm_cli_error("diff", &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
+    if (text) fputs(text, stdout);
+    if (text && json) fputc('\n', stdout);
+    lm_text_free(text);
+    lm_quant_free(q);
+    return rc;
+}
+
 int lm_cli_diff(int argc, char **argv) {
     lm_diff_options o = {.greedy = LM_DIFF_AS_TRACE};
     lm_cli_ids ids = {0};
     const char *prompt = NULL, *file = NULL;
     char *text = NULL;
-    bool json = false;
+    bool json = false, whole = false, tensors = false, layers = false;
     lm_cli_args args;
     const lm_cli_opt opts[] = {
         {"--ids", 0, LM_CLI_IDS, &ids, "LIST", "token ids to run: 1,2,3 (a trace brings its own)"},
@@ -34,6 +49,9 @@ int lm_cli_diff(int argc, char **argv) {
         {"--ties", 0, LM_CLI_FLAG, &o.ties, NULL, "list the positions whose token rounding could flip; B may be left out"},
         {"--model", 0, LM_CLI_STR, &o.model, "MODEL", "what two traces or servers are of"},
         {"--timeout", 0, LM_CLI_U32, &o.timeout, "S", "seconds that a server may take for one answer (default 60)", 1, 86400},
+        {"--quant", 0, LM_CLI_FLAG, &whole, NULL, "A is a model, B a quantized file of it: what the quantization costs"},
+        {"--per-tensor", 0, LM_CLI_FLAG, &tensors, NULL, "the same, and what each tensor of B costs alone, the dearest first"},
+        {"--per-layer", 0, LM_CLI_FLAG, &layers, NULL, "the same, layer by layer"},
         {"--samples", 0, LM_CLI_U32, &o.samples, "N", "perturbed runs per lane (default 3)", 1, 16},
         {"--seed", 0, LM_CLI_U64, &o.seed, "N", "of the perturbations (default 0)"},
         {"--threads", 't', LM_CLI_U32, &o.run.threads, "N", "threads (default: one per physical core)", 1, 1024},
@@ -53,6 +71,10 @@ int lm_cli_diff(int argc, char **argv) {
         rc = lm_cli_usage("diff", "name two sides (or one, with --ties)");
     else if ((ids.n > 0) + (prompt != NULL) + (file != NULL) > 1)
         rc = lm_cli_usage("diff", "give at most one of --ids, --prompt and --text");
+    else if (tensors && layers)
+        rc = lm_cli_usage("diff", "give one of --per-tensor and --per-layer");
+    else if ((whole || tensors || layers) && (o.ties || o.model || o.greedy != LM_DIFF_AS_TRACE || o.samples || o.seed || o.timeout))
+        rc = lm_cli_usage("diff", "--quant takes two models and their tokens: leave --ties, --model, --greedy, --samples, --seed and --timeout out");
     else if (file && !(text = lm_cli_read_file("diff", file, &o.text_n)))
         rc = 2;
     if (rc == LM_CLI_GO) {
@@ -64,7 +86,7 @@ int lm_cli_diff(int argc, char **argv) {
         if (!text && prompt) o.text_n = strlen(prompt);
         o.run.progress = lm_cli_progress;
         o.run.interrupted = lm_cli_interrupted;
-        rc = diff(&o, json);
+        rc = whole || tensors || layers ? quant(&o, tensors ? LM_QUANT_TENSOR : layers ? LM_QUANT_LAYER : LM_QUANT_WHOLE, json) : diff(&o, json);
     }
     free(ids.id);
     free(text);

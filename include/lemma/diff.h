@@ -44,6 +44,16 @@ int lm_diff_exit_code(const lm_diff *d);
 /* The op that the first finding names ("layer.1.attn.q_norm"), and the side (0: A, 1: B); false: nothing is unexplained. */
 bool lm_diff_first_fault(const lm_diff *d, int *side, const char **op);
 
+/* ---- what a quantized file costs (docs/quality.md) ---------------------------------------------------------------------------------------
+ * a: the original model, b: a quantized file of it; each MODEL[:BACKEND[:LANE]]. Of the options, run, a, b, ids and text count. With TENSOR or
+ * LAYER, each tensor (layer) of b that differs is put into a alone, and what that does is measured in a's lane. */
+typedef enum lm_quant_by { LM_QUANT_WHOLE, LM_QUANT_TENSOR, LM_QUANT_LAYER } lm_quant_by;
+typedef struct lm_quant lm_quant;
+lm_status lm_quant_run(const lm_diff_options *o, lm_quant_by by, lm_quant **out, lm_error *err);
+void lm_quant_free(lm_quant *q);
+char *lm_quant_text(const lm_quant *q); /* lm_text_free them */
+char *lm_quant_json(const lm_quant *q);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,7 +1,8 @@
 #include "engine/model.h"
+#include "engine/swap.h"
 #include <string.h>
 
-static bool same_rows(const lm_weight *a, const lm_weight *b) {
+bool lm_weight_same_rows(const lm_weight *a, const lm_weight *b) {
     if (a->n_mat != b->n_mat || a->rows != b->rows || a->cols != b->cols || a->n_seg != b->n_seg) return false;
     for (uint32_t i = 0; i < a->n_seg; i++) {
         const lm_segment *x = &a->seg[i], *y = &b->seg[i];
@@ -27,14 +28,14 @@ static void release_pages(const lm_engine *e, const lm_weight *w) {
 
 static lm_status upload_all(lm_engine *e, lm_error *err) {
     const lm_program *p = e->program;
-    uint32_t *handle = lm_calloc(p->n_weights ? p->n_weights : 1, sizeof *handle);
+    uint32_t *handle = e->handle = lm_calloc(p->n_weights ? p->n_weights : 1, sizeof *handle);
     if (!handle) return lm_fail_nomem(err, "weight handles", p->n_weights * sizeof *handle);
     lm_status s = LM_OK;
     uint64_t done = 0;
     for (uint32_t i = 0; i < p->n_weights && s == LM_OK; i++) {
         const lm_weight *w = &p->weight[i];
         uint32_t k = 0;
-        while (k < i && !same_rows(&p->weight[k], w)) k++;
+        while (k < i && !lm_weight_same_rows(&p->weight[k], w)) k++;
         if (k < i) { /* a tied head shares its copy with the embedding */
             handle[i] = handle[k];
             continue;
@@ -46,9 +47,7 @@ static lm_status upload_all(lm_engine *e, lm_error *err) {
             !e->opt.progress.fn(e->opt.progress.ctx, "loading weights", done < p->bytes_used ? done : p->bytes_used, p->bytes_used))
             s = lm_fail(err, LM_INTERRUPTED, "interrupted while loading weights");
     }
-    if (s == LM_OK) s = e->backend->configure(e->device, p, handle, err);
-    lm_free(handle);
-    return s;
+    return s == LM_OK ? e->backend->configure(e->device, p, handle, err) : s;
 }
 
 static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_error *err) {
@@ -103,6 +102,8 @@ lm_status lm_engine_share(const lm_engine *from, const lm_engine_options *opt, l
 void lm_engine_close(lm_engine *e) {
     if (!e) return;
     if (e->device) e->backend->destroy(e->device);
+    lm_swap_free(e->swap);
+    lm_free(e->handle);
     if (e->owner) {
         lm_program_free(e->program);
         if (e->src) lm_source_close(e->src);

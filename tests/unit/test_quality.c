@@ -1,6 +1,7 @@
 /* Distances between distributions, hand-computed; and the perplexity with memory that runs out. */
 #include "check.h"
 #include "verify/ppl.h"
+#include "verify/quant.h"
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -120,12 +121,53 @@ static void test_failures(void **state) {
     unlink(file);
 }
 
+/* ---- a quantized file, tensor by tensor ------------------------------------------------------------------------------------------------ */
+static bool stop_parts(void *ctx, const char *what, uint64_t done, uint64_t total) {
+    (void)ctx;
+    (void)total;
+    return strcmp(what, "tensor by tensor") || done < 3;
+}
+
+static void test_quant_failures(void **state) {
+    (void)state;
+    int32_t ids[6] = {1, 2, 3, 4, 5, 6};
+    char file[] = "/tmp/lemma-quality-XXXXXX";
+    const int fd = mkstemp(file);
+    lm_quant *q = NULL;
+    lm_error err = {0};
+    assert_true(fd >= 0);
+    close(fd);
+    assert_int_equal(lm_quantize(llama, file, "q8_0", NULL, NULL, &err), LM_OK);
+    lm_diff_options o = {.run = {.threads = 1}, .a = llama, .b = file, .ids = ids, .n_ids = 6};
+    assert_int_equal(lm_quant_run(&o, LM_QUANT_TENSOR, &q, &err), LM_OK);
+    assert_true(q->same_bits && q->n_parts == 38);
+    lm_quant_free(q);
+    uint64_t failed = 0;
+    for (uint64_t n = 1;; n += n < 400 ? 37 : 61) { /* wherever memory runs out, swaps too, nothing is left behind */
+        q = NULL;
+        lm_alloc_fail_after(n);
+        const lm_status st = lm_quant_run(&o, LM_QUANT_TENSOR, &q, &err);
+        lm_alloc_fail_after(0);
+        lm_quant_free(q);
+        assert_true(st == LM_OK || (st == LM_NOMEM && !q));
+        failed += st != LM_OK;
+        if (st == LM_OK) break;
+    }
+    assert_true(failed > 20);
+    o.run.progress = stop_parts;
+    q = NULL;
+    assert_int_equal(lm_quant_run(&o, LM_QUANT_TENSOR, &q, &err), LM_INTERRUPTED);
+    assert_null(q);
+    unlink(file);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),
         cmocka_unit_test(test_listed),
         cmocka_unit_test(test_statistics),
         cmocka_unit_test(test_failures),
+        cmocka_unit_test(test_quant_failures),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
