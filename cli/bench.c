@@ -30,6 +30,7 @@ typedef struct limits {
 } limits;
 
 typedef struct bench {
+    uint32_t neighbours;
     bool json, csv, cached, lost; /* lost: out of memory, a result could not be kept */
     const char *path;
     char arch[32];
@@ -71,9 +72,12 @@ static int parse_names(const char *option, char *text, const char *name[MAX_LIST
 }
 
 /* ---- a table, as it comes -----------------------------------------------------------------------------------------------------------*/
-static void print_limits(const lm_bench_config *c, const lm_machine *m, bool after) {
-    if (!after)
+static void print_limits(const lm_bench_config *c, uint32_t neighbours, const lm_machine *m, bool after) {
+    if (!after) {
         printf("lane %s, %u thread%s: %s; loaded in %.2f s\n", c->lane, c->threads, c->threads == 1 ? "" : "s", c->device, c->load_s);
+        if (neighbours)
+            printf("  beside %u busy neighbour%s, which the limits are measured without\n", neighbours, neighbours == 1 ? "" : "s");
+    }
     printf("  limits %s: read %.1f GB/s (%s, %" PRIu64 " MiB), int8 %.0f GOPS (%s), ", after ? "after" : "before", m->read_gbs, m->read_how,
            m->buffer_bytes >> 20, m->int8_gops, m->int8_how);
     if (m->bf16_gflops > 0) printf("bf16 %.0f GFLOPS (%s), ", m->bf16_gflops, m->bf16_how);
@@ -108,7 +112,7 @@ static void on_machine(void *ctx, const lm_bench_config *c, const lm_machine *m,
                    lm_commit());
     }
     if (!b->json && !b->csv) {
-        print_limits(c, m, after);
+        print_limits(c, b->neighbours, m, after);
         fflush(stdout);
         return;
     }
@@ -170,7 +174,7 @@ static void put_limits(const limits *l) {
            m->threads, l->load_s, m->buffer_bytes, m->cache_bytes, m->read_gbs, m->int8_gops, m->bf16_gflops, m->f32_gflops);
 }
 
-static void put_result(const result *x) {
+static void put_result(const result *x, uint32_t neighbours) {
     const lm_bench_row *r = &x->row;
     printf("{");
     put_text("test", lm_bench_test_name(r->test));
@@ -180,10 +184,10 @@ static void put_result(const result *x) {
     put_spread("share_of_peak", r->compute);
     put_spread("share_of_read", r->read);
     put_spread("share_of_read_with_cache", r->read_all);
-    printf("\"threads\": %u, \"tokens\": %u, \"depth\": %u, \"batch\": %u, \"repeats\": %u, \"ops\": %.17g, \"weight_bytes\": %.17g, "
+    printf("\"threads\": %u, \"neighbours\": %u, \"tokens\": %u, \"depth\": %u, \"batch\": %u, \"repeats\": %u, \"ops\": %.17g, \"weight_bytes\": %.17g, "
            "\"cache_bytes\": %.17g, "
            "\"peak_gops\": %.6g, \"read_gbs\": %.6g}",
-           x->threads, r->tokens, r->depth, r->batch, r->repeats, r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops, r->read_gbs);
+           x->threads, neighbours, r->tokens, r->depth, r->batch, r->repeats, r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops, r->read_gbs);
 }
 
 static void print_json(const bench *b) {
@@ -201,20 +205,20 @@ static void print_json(const bench *b) {
     printf("], \"results\": [");
     for (size_t i = 0; i < b->n_results; i++) {
         if (i) fputs(", ", stdout);
-        put_result(&b->result[i]);
+        put_result(&b->result[i], b->neighbours);
     }
     printf("]}\n");
 }
 
 static void print_csv(const bench *b) {
-    puts("test,lane,device,threads,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,"
+    puts("test,lane,device,threads,neighbours,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,"
          "share_of_read,"
          "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs");
     for (size_t i = 0; i < b->n_results; i++) {
         const result *x = &b->result[i];
         const lm_bench_row *r = &x->row;
-        printf("%s,%s,%s,%u,%u,%u,%u,%u,", lm_bench_test_name(r->test), x->lane, x->device, x->threads, r->tokens, r->depth, r->batch,
-               r->repeats);
+        printf("%s,%s,%s,%u,%u,%u,%u,%u,%u,", lm_bench_test_name(r->test), x->lane, x->device, x->threads, b->neighbours, r->tokens, r->depth,
+               r->batch, r->repeats);
         printf("%.6g,%.6g,%.6g,", r->rate.median, r->rate.min, r->rate.max);
         printf("%.6g,%.6g,%.6g,", r->compute.median, r->compute.min, r->compute.max);
         printf("%.6g,%.6g,%.6g,%.6g,", r->read.median, r->read.min, r->read.max, r->read_all.median);
@@ -276,6 +280,7 @@ int lm_cli_bench(int argc, char **argv) {
         {"--batch", 0, LM_CLI_STR, &w.batch, "LIST", "sequences decoded side by side (default 1)"},
         {"--lanes", 0, LM_CLI_STR, &w.lanes, "LIST", "arithmetic: f32, i8, i16, mixed, bf16 (default: the backend's own)"},
         {"--threads", 't', LM_CLI_STR, &w.threads, "LIST", "thread counts (default: one per physical core)"},
+        {"--neighbours", 0, LM_CLI_U32, &o.neighbours, "N", "busy loops beside each repeat, on CPUs from the last one down (default 0)", 0, 64},
         {"--repeats", 'r', LM_CLI_U32, &o.repeats, "N", "timed repeats, after a warm-up (default 5)", 1, 1000},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},
         {"--cpu-level", 0, LM_CLI_STR, &o.cpu_level, "LEVEL",
@@ -289,6 +294,7 @@ int lm_cli_bench(int argc, char **argv) {
     if (rc == LM_CLI_GO && b.json && b.csv) rc = lm_cli_usage("bench", "--json and --csv both want stdout");
     if (rc != LM_CLI_GO) return rc;
     b.path = args.s[0];
+    b.neighbours = o.neighbours;
     rc = execute(&b, &o, &w);
     if (rc == 0 && b.json) print_json(&b);
     if (rc == 0 && b.csv) print_csv(&b);

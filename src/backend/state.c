@@ -159,19 +159,21 @@ static void slot_install(lm_state_slot *t, uint32_t from, uint32_t to, lm_state_
     }
 }
 
+#define FEW 256
 lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
     if (n > UINT32_MAX - LM_PAGE - s->length)
         return lm_fail(err, LM_RANGE, "%u positions after %u are more than a sequence can have", n, s->length);
     if (!n) return LM_OK;
     uint32_t from = s->length / LM_PAGE, to = pages_for(s->length + n), per = to - from;
-    lm_state_buf **fresh = lm_calloc((size_t)per * (s->n_slots ? s->n_slots : 1), sizeof *fresh);
+    lm_state_buf *few[FEW] = {NULL}, **fresh = few; /* decoding asks for a page of each slot and usually has it: nothing is allocated */
+    if ((uint64_t)per * s->n_slots > FEW) fresh = lm_calloc((size_t)per * s->n_slots, sizeof *fresh);
     bool ok = fresh != NULL;
     for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, fresh + (size_t)i * per);
     if (ok)
         for (uint32_t i = 0; i < s->n_slots; i++) slot_install(&s->slot[i], from, to, fresh + (size_t)i * per);
     else if (fresh)
         for (size_t i = 0; i < (size_t)per * s->n_slots; i++) buf_unref(fresh[i]);
-    lm_free(fresh);
+    if (fresh != few) lm_free(fresh);
     if (ok) return LM_OK;
     uint64_t bytes = 0;
     for (uint32_t i = 0; i < s->n_slots; i++) bytes += s->slot[i].bytes * (lm_slot_paged(&s->slot[i].desc) ? per : 1);

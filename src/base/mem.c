@@ -10,10 +10,14 @@
 #include <unistd.h>
 
 static _Atomic uint64_t fail_after; /* calls left until the one that fails; 0: off */
+static _Atomic uint64_t count;
 
 void lm_alloc_fail_after(uint64_t n) { atomic_store(&fail_after, n); }
 
+uint64_t lm_alloc_count(void) { return atomic_load_explicit(&count, memory_order_relaxed); }
+
 static bool must_fail(void) {
+    atomic_fetch_add_explicit(&count, 1, memory_order_relaxed);
     uint64_t left = atomic_load_explicit(&fail_after, memory_order_relaxed);
     while (left && !atomic_compare_exchange_weak(&fail_after, &left, left - 1)) {
     }

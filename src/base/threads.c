@@ -67,6 +67,7 @@ struct lm_pool {
     uint32_t n;       /* threads, the caller's included */
     uint32_t started; /* workers that exist: n - 1 once created */
     uint32_t n_ranges;
+    bool patient;
     bool spread; /* each thread has a CPU of its own: spin before sleeping, and let late workers rest */
     worker *workers;
     /* the job */
@@ -305,12 +306,13 @@ void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     if (!p->spread) return;
     const double now = lm_now(), waited = now - mine, each = own ? (mine - start) / own : 0;
     const uint32_t last = atomic_load_explicit(&p->last, memory_order_relaxed);
-    if (last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each) was_late(p, &p->workers[last - 1], now);
+    if (!p->patient && last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each) was_late(p, &p->workers[last - 1], now);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------------------- */
 
 uint32_t lm_pool_size(const lm_pool *p) { return p->n; }
+void lm_pool_patient(lm_pool *p, bool on) { p->patient = on; }
 uint32_t lm_pool_resting(const lm_pool *p) { return atomic_load_explicit(&p->rest, memory_order_relaxed); }
 
 void lm_pool_destroy(lm_pool *p) {

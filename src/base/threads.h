@@ -15,6 +15,8 @@ lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err);
 void lm_pool_destroy(lm_pool *p);
 uint32_t lm_pool_size(const lm_pool *p);
 uint32_t lm_pool_resting(const lm_pool *p); /* threads that rest at this moment */
+/* For jobs whose tasks may wait for memory or files: until told otherwise no thread is sent to rest for being late. By the caller of run. */
+void lm_pool_patient(lm_pool *p, bool on);
 void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks);
 uint32_t lm_physical_cores(void);
 double lm_now(void); /* seconds, monotonic */

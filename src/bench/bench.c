@@ -4,6 +4,7 @@
 #include <stdlib.h>
 
 #include "base/mem.h"
+#include "bench/neighbours.h"
 #include "bench/run.h"
 
 enum { MAX_REPEATS = 1000, WARM_STEPS = 16 };
@@ -70,10 +71,13 @@ static lm_status say(const bench *b, const char *what, uint32_t done, lm_error *
 /* ---- prefill ----------------------------------------------------------------------------------------------------------------------*/
 static lm_status prefill_once(bench *b, uint32_t n, double *seconds, lm_error *err) {
     lm_session *s = NULL;
+    lm_neighbours *beside = NULL;
     LM_TRY(lm_session_create(b->rig.engine, b->o->chunk, &s, err));
+    lm_status st = lm_neighbours_start(b->o->neighbours, &beside, err);
     const double start = lm_now();
-    const lm_status st = lm_bench_step(&b->rig, &s, 1, n, true, NULL, NULL, err);
+    if (st == LM_OK) st = lm_bench_step(&b->rig, &s, 1, n, true, NULL, NULL, err);
     *seconds = lm_now() - start;
+    lm_neighbours_stop(beside);
     lm_session_free(s);
     return st;
 }
@@ -113,10 +117,13 @@ static void free_all(lm_session **s, uint32_t n) {
 static lm_status decode_once(const bench *b, const lm_session *base, uint32_t batch, uint32_t steps, double *seconds, lm_error *err) {
     lm_session **s = lm_calloc(batch, sizeof *s);
     if (!s) return lm_fail_nomem(err, "the sessions of a batch", batch * sizeof *s);
+    lm_neighbours *beside = NULL;
     lm_status st = fork_all(base, s, batch, err);
+    if (st == LM_OK) st = lm_neighbours_start(b->o->neighbours, &beside, err);
     const double start = lm_now();
     for (uint32_t i = 0; st == LM_OK && i < steps; i++) st = lm_bench_step(&b->rig, s, batch, 1, true, NULL, NULL, err);
     *seconds = lm_now() - start;
+    lm_neighbours_stop(beside);
     free_all(s, batch);
     lm_free(s);
     return st;

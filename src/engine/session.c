@@ -3,12 +3,35 @@
 #include "tensor/packed.h"
 #include <string.h>
 
+/* A buffer that only grows: evaluating one more token allocates nothing. */
+typedef struct room {
+    void *p;
+    uint64_t bytes;
+} room;
+
 struct lm_session {
     lm_engine *e;
     lm_state *state;
     int32_t *id; /* [length], capacity cap */
     uint32_t length, cap, chunk;
+    room items, rows; /* of the batches that this session is the first of */
 };
+
+/* n·size zero bytes, which the next call of the same room takes back. */
+static void *room_for(room *r, uint64_t n, uint64_t size, lm_error *err) {
+    uint64_t bytes;
+    if (!lm_mul(n, size, &bytes)) bytes = UINT64_MAX;
+    if (bytes > r->bytes) {
+        lm_free(r->p);
+        r->p = bytes <= SIZE_MAX ? lm_malloc((size_t)bytes) : NULL;
+        r->bytes = r->p ? bytes : 0;
+    }
+    if (!r->p) {
+        lm_fail_nomem(err, "a batch", bytes);
+        return NULL;
+    }
+    return memset(r->p, 0, (size_t)bytes);
+}
 
 enum { DEFAULT_CHUNK = 256, SAVE_VERSION = 2 /* lemma.h: LM_CONTRACT_VERSION */ };
 
@@ -30,6 +53,8 @@ void lm_session_free(lm_session *s) {
     if (!s) return;
     lm_state_free(s->state);
     lm_free(s->id);
+    lm_free(s->items.p);
+    lm_free(s->rows.p);
     lm_free(s);
 }
 
@@ -140,16 +165,16 @@ static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_row
     return split_rows(ctx, rows, call_tap, &(tap_arg){p, op});
 }
 
-static lm_status run_round(lm_engine *e, round_item *item, uint32_t n_items, lm_error *err) {
+static lm_status run_round(lm_engine *e, room *mem, round_item *item, uint32_t n_items, lm_error *err) {
     uint32_t rows = 0, live = 0;
     bool taps = false, wanted = false;
     for (uint32_t i = 0; i < n_items; i++) rows += item[i].n;
-    int32_t *id = lm_calloc(rows, sizeof *id);
-    uint8_t *want = lm_calloc(rows, 1);
-    uint32_t *pos = lm_calloc(rows, sizeof *pos);
-    lm_seq *seq = lm_calloc(n_items, sizeof *seq);
-    lm_status s = id && want && pos && seq ? LM_OK : lm_fail_nomem(err, "a batch", rows * 9ull);
-    for (uint32_t i = 0, row = 0; i < n_items && s == LM_OK; i++) {
+    lm_seq *seq = room_for(mem, (uint64_t)n_items * sizeof *seq + rows * 9ull, 1, err);
+    if (!seq) return LM_NOMEM;
+    int32_t *id = (int32_t *)(seq + n_items);
+    uint32_t *pos = (uint32_t *)(id + rows);
+    uint8_t *want = (uint8_t *)(pos + rows);
+    for (uint32_t i = 0, row = 0; i < n_items; i++) {
         round_item *it = &item[i];
         it->row0 = row;
         if (!it->n) continue;
@@ -164,22 +189,15 @@ static lm_status run_round(lm_engine *e, round_item *item, uint32_t n_items, lm_
         seq[live++] = (lm_seq){.state = it->s->state, .row0 = row, .n = it->n, .pos0 = it->pos0, .length = it->length};
         row += it->n;
     }
-    if (s == LM_OK) {
-        demux d = {.item = item, .n_items = n_items, .pos = pos};
-        lm_batch b = {.n_rows = rows, .n_seqs = live, .id = id, .want = wanted ? want : NULL, .seq = seq};
-        lm_run r = {.tap = taps ? on_tap : NULL,
-                    .tap_ctx = &d,
-                    .logits = wanted ? on_logits : NULL,
-                    .logits_ctx = &d,
-                    .interrupted = e->opt.interrupted,
-                    .interrupted_ctx = e->opt.interrupted_ctx};
-        s = e->backend->run(e->device, &b, &r, err);
-    }
-    lm_free(id);
-    lm_free(want);
-    lm_free(pos);
-    lm_free(seq);
-    return s;
+    demux d = {.item = item, .n_items = n_items, .pos = pos};
+    lm_batch b = {.n_rows = rows, .n_seqs = live, .id = id, .want = wanted ? want : NULL, .seq = seq};
+    lm_run r = {.tap = taps ? on_tap : NULL,
+                .tap_ctx = &d,
+                .logits = wanted ? on_logits : NULL,
+                .logits_ctx = &d,
+                .interrupted = e->opt.interrupted,
+                .interrupted_ctx = e->opt.interrupted_ctx};
+    return e->backend->run(e->device, &b, &r, err);
 }
 
 /* Prepares a session: its new ids in place, its state kept for going back, its cache started afresh when a longrope border is crossed. */
@@ -214,8 +232,8 @@ static lm_status begin(round_item *it, lm_error *err) {
 
 lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, lm_error *err) {
     if (!n) return lm_fail(err, LM_USAGE, "there are no sessions to evaluate");
-    round_item *item = lm_calloc(n, sizeof *item);
-    if (!item) return lm_fail_nomem(err, "a batch", n * sizeof *item);
+    round_item *item = room_for(&s[0]->items, n, sizeof *item, err);
+    if (!item) return LM_NOMEM;
     lm_status st = LM_OK;
     for (uint32_t i = 0; i < n && st == LM_OK; i++) {
         item[i].s = s[i];
@@ -238,7 +256,7 @@ lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, 
             if (recurrent && it->n > to_border) it->n = to_border;
             more |= it->n > 0;
         }
-        if (more) st = run_round(s[0]->e, item, n, err);
+        if (more) st = run_round(s[0]->e, &s[0]->rows, item, n, err);
         for (uint32_t i = 0; i < n; i++) item[i].done += item[i].n;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -251,7 +269,6 @@ lm_status lm_sessions_eval(lm_session *const *s, const lm_eval *ev, uint32_t n, 
             it->s->state = it->before;
         }
     }
-    lm_free(item);
     return st;
 }
 

@@ -15,7 +15,7 @@ HYBRID = os.path.join(FIXTURES, "hybrid/hybrid-q4_k_m.gguf")
 QUICK = ["-n", 4, "-r", 2, "--threads", 1]
 SPREADS = ["tokens_per_second", "share_of_peak", "share_of_read", "share_of_read_with_cache"]
 LIMITS = ["read_gbs", "int8_gops", "bf16_gflops", "f32_gflops"]
-RESULT = set(SPREADS) | {"test", "lane", "device", "threads", "tokens", "depth", "batch", "repeats", "ops", "weight_bytes", "cache_bytes", "peak_gops", "read_gbs"}
+RESULT = set(SPREADS) | {"test", "lane", "device", "threads", "neighbours", "tokens", "depth", "batch", "repeats", "ops", "weight_bytes", "cache_bytes", "peak_gops", "read_gbs"}
 
 
 def number(x):
@@ -54,12 +54,20 @@ def bench_lanes():
                                                                               "decode 4 at 0, batch 1", "of peak", "cached")), text)
 
 
+def bench_neighbours():
+    text = good("bench", LLAMA, "-p", 8, "-n", 2, "-r", 1, "--threads", "1,2", "--neighbours", 1)
+    check("the table says what ran beside", text.count("beside 1 busy neighbour, which the limits are measured without") == 2, text)
+    d = json.loads(good("bench", LLAMA, "-p", 0, *QUICK, "--neighbours", 3, "--json"))
+    check("so does JSON", [x["neighbours"] for x in d["results"]] == [3], str(d["results"]))
+    refused("bench", LLAMA, "--neighbours", 65, says=["--neighbours"])
+
+
 def bench_csv():
     rows = list(csv.reader(io.StringIO(good("bench", LLAMA, "-p", 0, "--batch", "1,2", *QUICK, "--csv"))))
-    head = ("test,lane,device,threads,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,share_of_read,"
+    head = ("test,lane,device,threads,neighbours,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,share_of_read,"
             "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs").split(",")
     check("CSV columns", rows[0] == head and len(rows) == 3 and all(len(r) == len(head) for r in rows), str(rows))
-    check("CSV values", [r[:2] + r[3:8] for r in rows[1:]] == [["decode", "f32", "1", "4", "0", b, "2"] for b in "12"] and all(float(v) > 0 for r in rows[1:] for v in r[8:]), str(rows))
+    check("CSV values", [r[:2] + r[3:9] for r in rows[1:]] == [["decode", "f32", "1", "0", "4", "0", b, "2"] for b in "12"] and all(float(v) > 0 for r in rows[1:] for v in r[9:]), str(rows))
 
 
 def profile():
@@ -175,6 +183,7 @@ def synthetic():
 
 bench_json()
 bench_lanes()
+bench_neighbours()
 bench_csv()
 profile()
 usage()

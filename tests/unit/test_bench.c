@@ -2,8 +2,10 @@
 #include "base/mem.h"
 #include "bench/run.h"
 #include "check.h"
+#include "bench/neighbours.h"
 #include <math.h>
 #include <stdio.h>
+#include <time.h>
 
 #define LLAMA "tests/fixtures/llama"
 
@@ -196,6 +198,26 @@ static void bench_rows(void **state) {
     assert_int_equal(lm_profile(LLAMA, &(lm_profile_options){0}, &err), LM_USAGE);
 }
 
+static double cpu_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
+static void neighbours_compute(void **state) {
+    (void)state;
+    lm_neighbours *b;
+    lm_error err = {0};
+    assert_int_equal(lm_neighbours_start(0, &b, &err), LM_OK);
+    assert_null(b);
+    lm_neighbours_stop(b);
+    assert_int_equal(lm_neighbours_start(LM_MOST_NEIGHBOURS + 1, &b, &err), LM_RANGE);
+    assert_null(b);
+    assert_int_equal(lm_neighbours_start(3, &b, &err), LM_OK);
+    const double t = cpu_seconds(), until = lm_now() + 20;
+    while (cpu_seconds() < t + 0.05 && lm_now() < until) nanosleep(&(struct timespec){0, 10000000}, NULL);
+    assert_true(cpu_seconds() >= t + 0.05); /* this thread slept */
+    lm_neighbours_stop(b);
+    lm_alloc_fail_after(1);
+    assert_int_equal(lm_neighbours_start(1, &b, &err), LM_NOMEM);
+    lm_alloc_fail_after(0);
+}
+
 static void ids_are_fixed(void **state) {
     (void)state;
     lm_rig r = {0};
@@ -213,6 +235,7 @@ int main(void) {
         cmocka_unit_test(peaks_add_up),    cmocka_unit_test(streams_add_up),    cmocka_unit_test(meter_reads),
         cmocka_unit_test(work_of_llama),   cmocka_unit_test(work_of_quantized), cmocka_unit_test(work_of_experts),
         cmocka_unit_test(work_of_windows), cmocka_unit_test(bench_rows),        cmocka_unit_test(ids_are_fixed),
+        cmocka_unit_test(neighbours_compute),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,6 @@
 /* Sessions of every fixture, on both backends: however a sequence came to be (chunks, token by token, saved and restored, forked, cut and
  * refilled, grown across a longrope border or around a window's ring), its logits are those of one whole run, bit for bit. */
+#include "base/mem.h"
 #include "check.h"
 #include "engine/model.h"
 #include <dirent.h>
@@ -210,6 +211,23 @@ static void grown(bench *b) {
     lm_session_free(s);
 }
 
+/* A step of decoding allocates nothing, unless it opens a page of the cache. */
+static void allocates_nothing(bench *b) {
+    if (strstr(b->what, " on f64") || b->n < 60 || b->border) return; /* the arbiter dequantizes as it goes; a border rebuilds the cache */
+    lm_session *s = fresh(b, 0);
+    lm_error err = {0};
+    sink k = {b, b->got};
+    eval(b, s, 0, 30);
+    for (uint32_t i = 30; i < 60; i++) {
+        const uint64_t before = lm_alloc_count();
+        lm_eval ev = {.id = b->id + i, .n = 1, .want = LM_WANT_LAST, .logits = take, .logits_ctx = &k};
+        must(b, "eval", lm_session_eval(s, &ev, &err), &err);
+        if (i > 31 && lm_alloc_count() != before)
+            fail_msg("%s: decoding at %u allocates %llu times", b->what, i, (unsigned long long)(lm_alloc_count() - before));
+    }
+    lm_session_free(s);
+}
+
 /* ---- the fixtures -----------------------------------------------------------------------------------------------------------------------*/
 static void each(void (*fn)(bench *)) {
     const char *root = "tests/fixtures";
@@ -237,12 +255,13 @@ static void in_chunks(void **state) { (void)state; each(chunks); }
 static void saved_and_restored(void **state) { (void)state; each(saved); }
 static void forked_and_diverged(void **state) { (void)state; each(forked); }
 static void truncated_and_refilled(void **state) { (void)state; each(truncated); }
+static void without_allocation(void **state) { (void)state; each(allocates_nothing); }
 static void over_the_border(void **state) { (void)state; each(grown); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_chunks),           cmocka_unit_test(saved_and_restored), cmocka_unit_test(forked_and_diverged),
-        cmocka_unit_test(truncated_and_refilled), cmocka_unit_test(over_the_border),
+        cmocka_unit_test(truncated_and_refilled), cmocka_unit_test(over_the_border),  cmocka_unit_test(without_allocation),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -49,7 +49,9 @@ static lm_status pack_rows(lm_device *d, const lm_weight *w, uint64_t n_mat, uin
         lm_packed_free(out);
         return tasks > UINT32_MAX ? lm_fail(err, LM_RANGE, "a weight of more than 2^36 rows") : lm_fail_nomem(err, "rows being packed", bytes);
     }
+    lm_pool_patient(d->pool, true); /* a page's first touch may take longer than all the rest */
     lm_pool_run(d->pool, pack_task, &p, (uint32_t)tasks);
+    lm_pool_patient(d->pool, false);
     lm_free(p.scratch);
     return LM_OK;
 }
