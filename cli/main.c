@@ -1,5 +1,6 @@
 /* lemma: picks the verb, and sees to it that what was printed arrived. */
 #include <errno.h>
+#include <signal.h>
 #include <string.h>
 #include "cli.h"
 
@@ -48,6 +49,7 @@ static int dispatch(int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    signal(SIGXFSZ, SIG_IGN); /* a file that grows past the limit is a failed write: the verb says so, and takes its temporary away */
     int rc = dispatch(argc, argv);
     if (fflush(stdout) || ferror(stdout)) {
         fprintf(stderr, "lemma: stdout: could not be written: %s\n", strerror(errno));

@@ -1,4 +1,5 @@
 /* lemma run: text or ids in, text or ids out. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -31,6 +32,8 @@ typedef struct run {
     lm_logits row; /* the last one, copied */
     uint32_t row_position;
     void *row_data;
+    bool not_finite; /* a row came with no order in it: at bad_position, the logit of bad_id */
+    uint32_t bad_position, bad_id;
     int32_t *id; /* the prompt, then what was generated */
     uint32_t n_prompt, n, cap;
     char *text; /* for --json */
@@ -101,8 +104,26 @@ static int prepare_prompt(run *r, lm_error *err) {
 }
 
 /* ---- generation ------------------------------------------------------------------------------------------------------------------*/
+static double logit_at(const lm_logits *l, size_t i) {
+    return l->is_f64 ? ((const double *)l->data)[i] : (double)((const float *)l->data)[i];
+}
+
+/* As the sampler has it: -infinity is a logit. A run that samples nothing must not pass over what a sampler would refuse. */
+static bool rows_finite(run *r, const lm_logits *l) {
+    for (uint32_t row = 0; row < l->rows; row++)
+        for (uint32_t i = 0; i < l->width; i++)
+            if (!(logit_at(l, (size_t)row * l->width + i) < INFINITY)) {
+                r->not_finite = true;
+                r->bad_position = l->position[row];
+                r->bad_id = i;
+                return false;
+            }
+    return true;
+}
+
 static bool on_logits(void *ctx, const lm_logits *l) {
     run *r = ctx;
+    if (!rows_finite(r, l)) return false;
     if (r->hasher) lm_logits_hash_add(r->hasher, l);
     size_t bytes = (size_t)l->width * (l->is_f64 ? sizeof(double) : sizeof(float));
     memcpy(r->row_data, (const char *)l->data + (l->rows - 1) * bytes, bytes);
@@ -209,6 +230,11 @@ static lm_status generate(run *r, lm_error *err) {
         if (stopped) r->finish = "stop";
         if (stopped) break;
     }
+    if (r->not_finite) {
+        *err = (lm_error){.code = LM_RANGE, .offset = LM_NO_OFFSET};
+        snprintf(err->message, sizeof err->message, "the logit of id %u at position %u is no finite number", r->bad_id, r->bad_position);
+        return LM_RANGE;
+    }
     if (s == LM_INTERRUPTED) r->finish = "interrupted";
     if ((s == LM_OK || s == LM_INTERRUPTED) && strcmp(r->finish, "stop")) {
         lm_status rest = show_rest(r, err);
@@ -239,8 +265,10 @@ static void print_json(const run *r, const char *hash) {
     json_member("lane", r->info.lane);
     json_member("device", r->info.description);
     printf("\"text\": ");
-    if (r->detok) lm_cli_json_text(stdout, r->text ? r->text : "", r->text_n);
-    else printf("null");
+    if (r->detok)
+        lm_cli_json_text(stdout, r->text ? r->text : "", r->text_n);
+    else
+        printf("null");
     printf(", \"ids\": [");
     put_ids(r->id + r->n_prompt, r->n - r->n_prompt);
     printf("], \"prompt_ids\": [");
@@ -333,6 +361,8 @@ static int check(run *r) {
     if (r->greedy && r->given_temp && r->sampler_opt.temperature > 0) return lm_cli_usage("run", "--greedy contradicts --temp");
     if (r->given_filter && r->sampler_opt.temperature == 0)
         return lm_cli_usage("run", "--top-k, --top-p and --min-p only matter when sampling: add --temp, for instance --temp 1");
+    if (r->given_seed && r->sampler_opt.temperature == 0)
+        return lm_cli_usage("run", "--seed only matters when sampling: add --temp, for instance --temp 1");
     if (r->json && r->print_ids) return lm_cli_usage("run", "--print-ids and --json both want stdout; --json has the ids");
     if (!r->given_seed) { /* a fresh one, said at the end; below 2^53, so that it survives JSON */
         struct timespec t;

@@ -7,6 +7,7 @@
 #include <string.h>
 
 enum { GGUF_U32 = 4, GGUF_STRING = 8, MAX_GENERAL = 8 };
+static const float F16_MOST = 65504.0f; /* no type holds less */
 
 /* general.file_type: llama.cpp's number for "mostly" this type */
 static const struct { const char *name; uint32_t file_type; } targets[] = {
@@ -131,6 +132,19 @@ static lm_status take_buffers(job *j, uint32_t i, lm_error *err) {
     return j->row && j->narrow && (!scratch || j->scratch) ? LM_OK : lm_fail_nomem(err, "a row", n * sizeof *j->row);
 }
 
+/* What a type can't hold (f16, and the f16 scales of blocks) becomes infinite as it is encoded. */
+static lm_status check_held(job *j, const lm_export_tensor *t, const lm_dtype *type, uint64_t r, const uint8_t *row, lm_error *err) {
+    uint64_t n = t->dim[t->rank - 1];
+    double most = 0;
+    for (uint64_t k = 0; k < n; k++) most = fmax(most, fabs(j->row[k]));
+    lm_dequant_f64(type, row, j->row, n);
+    for (uint64_t k = 0; k < n; k++)
+        if (!isfinite(j->row[k]))
+            return lm_fail_at(err, LM_RANGE, j->src->path, LM_NO_OFFSET, t->name, "row %llu holds %g, which %s can't; choose bf16 or f32",
+                              (unsigned long long)r, most, type->name);
+    return LM_OK;
+}
+
 static lm_status write_row(void *ctx, uint32_t i, uint64_t r, uint8_t *dst, lm_error *err) {
     job *j = ctx;
     const lm_export_tensor *t = &j->x->tensor[i];
@@ -141,18 +155,21 @@ static lm_status write_row(void *ctx, uint32_t i, uint64_t r, uint8_t *dst, lm_e
         const lm_tensor *from;
         uint64_t row;
         lm_weight_row(t->w, (uint32_t)(r / t->w->rows), r % t->w->rows, &from, &row);
-        size_t bytes = (size_t)(n / type->block * type->bytes);
-        memcpy(dst, lm_tensor_row_bytes(from, row, dst), bytes);
+        const uint8_t *bytes = lm_tensor_row_bytes(from, row, dst); /* dst itself, of a packed one */
+        if (bytes != dst) memcpy(dst, bytes, (size_t)(n / type->block * type->bytes));
         return LM_OK;
     }
     lm_export_row(t, r, j->row, j->scratch);
+    bool large = false;
     for (uint64_t k = 0; k < n; k++) {
         j->narrow[k] = (float)j->row[k];
-        if (!strcmp(type->name, "F16") && isfinite(j->narrow[k]) && fabsf(j->narrow[k]) >= 65520.0f)
-            return lm_fail_at(err, LM_RANGE, j->src->path, LM_NO_OFFSET, t->name, "holds %g, which f16 can't; choose bf16 or f32", (double)j->narrow[k]);
+        if (!isfinite(j->row[k]))
+            return lm_fail_at(err, LM_RANGE, j->src->path, LM_NO_OFFSET, t->name, "row %llu, element %llu is %g: the checkpoint is damaged",
+                              (unsigned long long)r, (unsigned long long)k, j->row[k]);
+        large |= !(fabsf(j->narrow[k]) < F16_MOST);
     }
     type->encode(j->narrow, dst, (size_t)(n / type->block));
-    return LM_OK;
+    return large ? check_held(j, t, type, r, dst, err) : LM_OK;
 }
 
 static bool writing(void *ctx, uint64_t done, uint64_t total) {

@@ -3,6 +3,7 @@
 would turn a device into a file). usage: B=build test_outputs.py"""
 
 import os
+import resource
 import shutil
 import stat
 import subprocess
@@ -50,6 +51,18 @@ def refused(verb, model, out, says):
     check(f"{verb.__name__} to {os.path.basename(out)!r}", ok, f"{r.returncode} {r.stderr!r}")
 
 
+def limited():
+    """A file that outgrows RLIMIT_FSIZE: one line, and nothing is left beside the target."""
+    place = path("limited")
+    os.mkdir(place)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))  # noqa: E731
+    for verb in (["dump", os.path.join(FIXTURES, "llama"), "--ids", "1,2,3,4,5,6,7,8,9", "-o"], ["quantize", os.path.join(FIXTURES, "llama")]):
+        target = os.path.join(place, "out")
+        r = subprocess.run([LEMMA, *verb, target, *(["f32"] if verb[0] == "quantize" else [])], capture_output=True, text=True, timeout=60, preexec_fn=limit)
+        ok = r.returncode == 2 and r.stderr.count("\n") == 1 and "File too large" in r.stderr and not os.listdir(place)
+        check(f"{verb[0]} past the size limit", ok, f"{r.returncode} {r.stderr!r} {os.listdir(place)}")
+
+
 def main():
     model, gguf, fifo = path("llama"), path("llama.gguf"), path("fifo")
     shutil.copytree(os.path.join(FIXTURES, "llama"), model)
@@ -77,6 +90,7 @@ def main():
     check("a trace over the one that it continues", r.returncode == 0, r.stderr)
 
 
+limited()
 main()
 print(f"{passed} passed, {failed} failed, 0 skipped")
 sys.exit(failed > 0)

@@ -6,9 +6,12 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+import trace_file as st  # noqa: E402
 from drive import FIXTURES, LEMMA, LLAMA, LLAMA_GGUF, check, demo_model, finish, good, lemma, refused, skip, trace
 
 IDS = "1,7,300,42,9,17,250,3,88"
@@ -162,6 +165,8 @@ def refusals():
                         ("--chunk", "0"), ("--seed", "18446744073709551616"), ("--repeat-penalty", "0")):
         refused(*run, option, bad, says=[bad])
     refused(*run, "--top-k", 3, says=["--temp"])
+    refused(*run, "--seed", 3, says=["--seed", "--temp"])
+    refused(*run, "--seed", 3, "--temp", 0, says=["--seed", "--temp"])
     refused(*run, "--greedy", "--temp", 1, says=["--greedy"])
     refused(*run, "--print-ids", "--json", says=["--json"])
     refused(*run, "--backend", "abacus", says=["abacus"])
@@ -176,6 +181,19 @@ def refusals():
         r = lemma(verb, "x")
         if "planned" in r.stderr:
             check(f"planned: {verb}", r.returncode == 2 and r.stderr.count("\n") == 1 and not r.stdout, r.stderr)
+
+
+def not_finite():
+    """Logits that are no numbers fail a run that samples nothing, too."""
+    with tempfile.TemporaryDirectory() as tmp:
+        model = os.path.join(tmp, "m")
+        shutil.copytree(LLAMA, model)
+        file = os.path.join(model, "model.safetensors")
+        tensors, meta = st.read(file)
+        tensors["model.norm.weight"][2][6:8] = b"\xc0\x7f"  # a NaN in bfloat16
+        st.write(file, tensors, meta)
+        for more in (["-n", 0, "--hash", "--print-ids"], ["-n", 0, "--print-ids"], ["-n", 4, "--print-ids"], ["-n", 0, "--hash", "--json", "--backend", "f64"]):
+            refused("run", model, "--ids", IDS, *more, says=["logit of id", "position", "no finite number"])
 
 
 def surroundings():
@@ -230,6 +248,7 @@ text()
 stops()
 end_of_generation()
 refusals()
+not_finite()
 surroundings()
 interrupt()
 memory()

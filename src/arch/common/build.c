@@ -185,14 +185,30 @@ static bool not_text_key(lm_b *b, const char *key) {
     return lm_meta_get(&b->src->meta, inner) != NULL;
 }
 
-/* Ids that end or begin a text say nothing about the maths, but what is no id would be lost without a word. */
+/* Ids that end or begin a text say nothing about the maths, but what is no id of the vocabulary would be lost without a word. −1 (and, as
+ * GGUF's writers have it, 2³² − 1) is how some say "none". */
 static void check_ids(lm_b *b, const lm_meta *m) {
-    static const char *const keys[] = {"eos_token_id", "text_config.eos_token_id", "bos_token_id", "text_config.bos_token_id"};
+    static const char *const keys[] = {"eos_token_id",
+                                       "text_config.eos_token_id",
+                                       "bos_token_id",
+                                       "text_config.bos_token_id",
+                                       "tokenizer.ggml.eos_token_id",
+                                       "tokenizer.ggml.bos_token_id",
+                                       "tokenizer.ggml.eot_token_id",
+                                       "tokenizer.ggml.eom_token_id"};
     for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
         const lm_value *v = lm_meta_get(m, keys[i]);
         bool list = v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT;
-        if (v && v->kind != LM_V_NULL && v->kind != LM_V_INT && !list)
+        if (!v || v->kind == LM_V_NULL) continue;
+        if (v->kind != LM_V_INT && !list) {
             lm_graph_fail(&b->g, LM_FORMAT, keys[i], "must be a token id, a list of them, or null");
+            continue;
+        }
+        for (uint64_t k = 0; k < (list ? v->arr.n : 1); k++) {
+            int64_t id = list ? ((const int64_t *)v->arr.data)[k] : v->i;
+            if (id != -1 && !(b->gguf && id == (int64_t)UINT32_MAX) && (id < 0 || id >= (int64_t)b->hp.vocab))
+                lm_graph_fail(&b->g, LM_RANGE, keys[i], "is the token id %lld in a vocabulary of %u", (long long)id, b->hp.vocab);
+        }
     }
 }
 

@@ -86,9 +86,9 @@ static uint32_t read_u32(lm_b *b, const char *hf, const char *gguf, const lm_val
         lm_graph_fail(&b->g, LM_FORMAT, name, "is missing from the model's config");
         return min;
     }
-    /* a per-layer array that says the same for every layer stands for one number */
+    /* a GGUF's array that says the same for every layer stands for one number */
     lm_value first = *v;
-    if (v->kind == LM_V_ARRAY && v->elem == LM_V_INT && v->arr.n > 0) {
+    if (b->gguf && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && v->arr.n > 0) {
         const int64_t *a = v->arr.data;
         first.kind = LM_V_INT;
         first.i = a[0];

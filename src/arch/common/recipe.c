@@ -31,7 +31,7 @@ void lm_common_params(lm_b *b) {
         if (!kv[l] || h->heads % kv[l])
             lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l,
                           h->heads);
-    h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 0, INT32_MAX);
+    h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 1, INT32_MAX);
     h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
                         b->gguf                    ? NAN /* a GGUF says it */
                         : b->arch->eps_default > 0 ? b->arch->eps_default
