@@ -13,6 +13,7 @@ typedef struct lm_device lm_device; /* each backend's own */
 typedef struct lm_device_options {
     uint32_t threads;      /* 0: physical cores */
     const char *lane;      /* NULL: the backend's default ("f64"; cpu: "f32") */
+    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: as the lane has it */
     const char *cpu_level; /* "c", "avx2", "avx512", "neon"; NULL: the best this CPU has */
 } lm_device_options;
 
@@ -85,7 +86,7 @@ typedef struct lm_backend {
     /* program: handle[i] is weight i's. The program outlives the device. */
     bool (*supports)(const lm_device *d, const lm_op *op);
     lm_status (*configure)(lm_device *d, const lm_program *p, const uint32_t *handle, lm_error *err);
-    uint32_t elem_size; /* of a cached element: 8 (f64), 4 */
+    const lm_cache_type *(*cache)(const lm_device *d); /* how the states that it runs on are kept */
     /* Runs the batch; on failure the states are as they were before. */
     lm_status (*run)(lm_device *d, const lm_batch *b, const lm_run *r, lm_error *err);
 } lm_backend;

@@ -40,21 +40,33 @@ uint8_t *lm_state_buf_data(const lm_state_buf *b) { return b->data; }
 
 bool lm_slot_paged(const lm_cache_slot *c) { return c->kind == LM_CACHE_KV || c->kind == LM_CACHE_LATENT || c->kind == LM_CACHE_INDEX; }
 
-/* Elements of a page or of a block; false on overflow. */
-static bool slot_elements(const lm_cache_slot *c, uint64_t *out) {
-    uint64_t n = c->heads;
-    if (c->kind == LM_CACHE_CONV) return lm_mul(c->dv, c->dk, out);
-    if (c->kind == LM_CACHE_DELTA) return lm_mul(n, c->dk, &n) && lm_mul(n, c->dv, out);
-    return lm_mul(n, (uint64_t)c->dk + c->dv, &n) && lm_mul(n, LM_PAGE, out);
+const lm_cache_type lm_cache_f64 = {"f64", sizeof(double), false, LM_KV_F32};
+const lm_cache_type lm_cache_kv[LM_KV_COUNT] = {
+    [LM_KV_F32] = {"f32", sizeof(float), true, LM_KV_F32},
+    [LM_KV_F16] = {"f16", sizeof(float), true, LM_KV_F16},
+    [LM_KV_BF16] = {"bf16", sizeof(float), true, LM_KV_BF16},
+    [LM_KV_Q8_0] = {"q8_0", sizeof(float), true, LM_KV_Q8_0},
+};
+
+/* Sizes of a page or of a block; false on overflow. */
+static bool slot_sizes(const lm_cache_type *type, lm_state_slot *t) {
+    const lm_cache_slot *c = &t->desc;
+    uint64_t n = type->elem_size;
+    if (c->kind == LM_CACHE_CONV) return lm_mul(n, c->dv, &n) && lm_mul(n, c->dk, &t->bytes);
+    if (c->kind == LM_CACHE_DELTA) return lm_mul(n, c->heads, &n) && lm_mul(n, c->dk, &n) && lm_mul(n, c->dv, &t->bytes);
+    t->tiled = type->tiled && c->kind == LM_CACHE_KV;
+    t->keys = t->tiled ? lm_kv_keys(type->kv, c->dk) : n * LM_PAGE * c->dk; /* 2^43 at most */
+    t->head = t->keys + (t->tiled ? lm_kv_values(type->kv, c->dv) : n * LM_PAGE * c->dv);
+    return lm_mul(t->head, c->heads, &t->bytes);
 }
 
 static uint32_t pages_for(uint32_t length) { return length / LM_PAGE + (length % LM_PAGE != 0); }
 
-lm_status lm_state_create(const lm_program *p, uint32_t elem_size, lm_state **out, lm_error *err) {
+lm_status lm_state_create(const lm_program *p, const lm_cache_type *type, lm_state **out, lm_error *err) {
     uint32_t n = p->n_slots;
     lm_state *s = lm_calloc(1, sizeof *s);
     if (!s) return lm_fail_nomem(err, "a sequence's state", sizeof *s);
-    *s = (lm_state){.program = p, .elem_size = elem_size, .n_slots = n, .rope_set = -1};
+    *s = (lm_state){.program = p, .type = type, .n_slots = n, .rope_set = -1};
     s->slot = lm_calloc(n ? n : 1, sizeof *s->slot);
     s->kept = lm_calloc((size_t)LM_KEPT * (n ? n : 1), sizeof *s->kept);
     if (!s->slot || !s->kept) {
@@ -64,7 +76,7 @@ lm_status lm_state_create(const lm_program *p, uint32_t elem_size, lm_state **ou
     for (uint32_t i = 0; i < LM_KEPT; i++) s->check[i].block = s->kept + (size_t)i * n;
     for (uint32_t i = 0; i < n; i++) {
         s->slot[i].desc = p->slot[i];
-        if (!slot_elements(&p->slot[i], &s->slot[i].bytes) || !lm_mul(s->slot[i].bytes, elem_size, &s->slot[i].bytes)) {
+        if (!slot_sizes(type, &s->slot[i])) {
             lm_state_free(s);
             return lm_fail(err, LM_RANGE, "cache slot %u: its size overflows", i);
         }
@@ -101,6 +113,7 @@ void lm_state_free(lm_state *s) {
     lm_free(s);
 }
 
+const lm_cache_type *lm_state_type(const lm_state *s) { return s->type; }
 uint32_t lm_state_length(const lm_state *s) { return s->length; }
 int lm_state_rope_set(const lm_state *s) { return s->rope_set; }
 void lm_state_set_rope_set(lm_state *s, int set) { s->rope_set = set; }
@@ -219,7 +232,7 @@ lm_status lm_state_checkpoint(lm_state *s, lm_error *err) {
 
 lm_status lm_state_fork(const lm_state *s, lm_state **out, lm_error *err) {
     lm_state *f = NULL;
-    LM_TRY(lm_state_create(s->program, s->elem_size, &f, err));
+    LM_TRY(lm_state_create(s->program, s->type, &f, err));
     uint32_t held = pages_for(s->length);
     for (uint32_t i = 0; i < s->n_slots; i++) {
         const lm_state_slot *t = &s->slot[i];
@@ -313,12 +326,12 @@ lm_status lm_state_truncate(lm_state *s, uint32_t length, lm_error *err) {
 static uint8_t *page_head(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) {
     lm_state_slot *t = &s->slot[slot];
     if (!lm_slot_paged(&t->desc) || head >= t->desc.heads || page >= t->n_pages || !t->page[page]) return NULL;
-    return t->page[page]->data + (size_t)head * LM_PAGE * (t->desc.dk + t->desc.dv) * s->elem_size;
+    return t->page[page]->data + head * t->head;
 }
 void *lm_state_keys(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) { return page_head(s, slot, page, head); }
 void *lm_state_values(lm_state *s, uint32_t slot, uint32_t page, uint32_t head) {
     uint8_t *k = page_head(s, slot, page, head);
-    return k ? k + (size_t)LM_PAGE * s->slot[slot].desc.dk * s->elem_size : NULL;
+    return k ? k + s->slot[slot].keys : NULL;
 }
 
 void *lm_state_block(lm_state *s, uint32_t slot) {

@@ -1,7 +1,8 @@
 /* A state as bytes. Little-endian:
- *     "LMSTATE\n", u32 contract version, u32 elem_size, fingerprint[32], u32 tag length, tag,
+ *     "LMSTATE\n", u32 contract version, u32 name length, name of the cache type, fingerprint[32], u32 tag length, tag,
  *     u32 length, i32 rope set, u32 slots,
- *     per slot: paged: u32 first page, u32 pages, then per page and head the keys and the values of the positions in use;
+ *     per slot: paged: u32 first page, u32 pages, then per page and head the positions in use: all keys, then all values, or, in
+ *               a tiled type, position by position as rows (kernels/kv.h);
  *               recurrent: u32 present, then the block,
  *     u32 checkpoints, each: u32 place, u32 length, per recurrent slot u32 present and the block,
  *     SHA-256 of all that stands before.
@@ -11,7 +12,7 @@
 #include "base/hash.h"
 #include <string.h>
 
-#define STATE_VERSION 1u
+#define STATE_VERSION 2u
 static const char magic[8] = "LMSTATE\n";
 #define DIGEST 32u
 
@@ -59,6 +60,10 @@ static uint32_t rows_in(uint32_t length, uint32_t page) {
     uint32_t left = length - page * LM_PAGE;
     return left < LM_PAGE ? left : LM_PAGE;
 }
+/* Bytes of a position of one head */
+static uint64_t row_bytes(const lm_state *s, const lm_state_slot *t) {
+    return t->tiled ? lm_kv_row(s->type->kv, t->desc.dk, t->desc.dv) : ((uint64_t)t->desc.dk + t->desc.dv) * s->type->elem_size;
+}
 static void put_block(writer *w, const lm_state_buf *b, uint64_t bytes) {
     put_u32(w, b != NULL);
     if (b) put(w, lm_state_buf_data(b), bytes);
@@ -69,22 +74,29 @@ static void put_slot(writer *w, const lm_state *s, const lm_state_slot *t) {
         return;
     }
     uint32_t pages = s->length / LM_PAGE + (s->length % LM_PAGE != 0);
-    size_t k = (size_t)t->desc.dk * s->elem_size, v = (size_t)t->desc.dv * s->elem_size;
+    const uint32_t dk = t->desc.dk, dv = t->desc.dv;
+    const uint64_t row = row_bytes(s, t), k = (uint64_t)dk * s->type->elem_size;
     put_u32(w, t->first);
     put_u32(w, pages);
     for (uint32_t i = t->first; i < pages; i++) {
         uint32_t rows = rows_in(s->length, i);
         for (uint32_t h = 0; h < t->desc.heads; h++) {
-            const uint8_t *p = lm_state_buf_data(t->page[i]) + (size_t)h * LM_PAGE * (k + v);
-            put(w, p, rows * k);
-            put(w, p + LM_PAGE * k, rows * v);
+            const uint8_t *p = lm_state_buf_data(t->page[i]) + h * t->head;
+            if (!t->tiled) {
+                put(w, p, rows * k);
+                put(w, p + t->keys, rows * (row - k));
+                continue;
+            }
+            for (uint32_t j = 0; j < rows; j++, w->n += row)
+                if (w->at) lm_kv_get(s->type->kv, p, p + t->keys, dk, dv, j, w->at + w->n);
         }
     }
 }
 static void put_all(writer *w, const lm_state *s, const char *tag, const uint8_t print[DIGEST]) {
     put(w, magic, sizeof magic);
     put_u32(w, STATE_VERSION);
-    put_u32(w, s->elem_size);
+    put_u32(w, (uint32_t)strlen(s->type->name));
+    put(w, s->type->name, strlen(s->type->name));
     put(w, print, DIGEST);
     put_u32(w, (uint32_t)strlen(tag));
     put(w, tag, strlen(tag));
@@ -151,9 +163,9 @@ static void take_block(reader *r, lm_state_buf **out, uint64_t bytes) {
 }
 static void take_page(reader *r, const lm_state *s, lm_state_slot *t, uint32_t page) {
     uint32_t rows = rows_in(s->length, page);
-    size_t k = (size_t)t->desc.dk * s->elem_size, v = (size_t)t->desc.dv * s->elem_size;
+    const uint64_t row = row_bytes(s, t), k = (uint64_t)t->desc.dk * s->type->elem_size;
     uint64_t need;
-    if (!lm_mul((uint64_t)rows * t->desc.heads, k + v, &need) || need > r->left) r->ok = false;
+    if (!lm_mul((uint64_t)rows * t->desc.heads, row, &need) || need > r->left) r->ok = false;
     if (!r->ok) return;
     lm_state_buf *b = t->page[page] = lm_state_buf_new(t->bytes);
     if (!b) {
@@ -161,9 +173,13 @@ static void take_page(reader *r, const lm_state *s, lm_state_slot *t, uint32_t p
         return;
     }
     for (uint32_t h = 0; h < t->desc.heads; h++) {
-        uint8_t *p = lm_state_buf_data(b) + (size_t)h * LM_PAGE * (k + v);
-        memcpy(p, take(r, rows * k), rows * k);
-        memcpy(p + LM_PAGE * k, take(r, rows * v), rows * v);
+        uint8_t *p = lm_state_buf_data(b) + h * t->head;
+        if (!t->tiled) {
+            memcpy(p, take(r, rows * k), rows * k);
+            memcpy(p + t->keys, take(r, rows * (row - k)), rows * (row - k));
+            continue;
+        }
+        for (uint32_t j = 0; j < rows; j++) lm_kv_put(s->type->kv, p, p + t->keys, t->desc.dk, t->desc.dv, j, take(r, row));
     }
 }
 static void take_slot(reader *r, lm_state *s, lm_state_slot *t) {
@@ -227,18 +243,19 @@ static lm_status take_header(reader *r, const lm_state *s, const char *tag, lm_e
     if (version != STATE_VERSION)
         return lm_fail(err, LM_UNSUPPORTED, "the saved session has contract version %u, this build reads %u: save it again", version,
                        STATE_VERSION);
-    uint32_t elem = take_u32(r);
-    const uint8_t *print = take(r, DIGEST);
+    const uint32_t n_type = take_u32(r);
+    const uint8_t *type = take(r, n_type), *print = take(r, DIGEST);
     uint32_t n_tag = take_u32(r);
     const uint8_t *t = take(r, n_tag);
-    if (!t || memchr(t, 0, n_tag)) return lm_fail(err, LM_FORMAT, "the saved session's header is malformed: save it again");
+    if (!t || n_type > 16 || memchr(type, 0, n_type) || memchr(t, 0, n_tag))
+        return lm_fail(err, LM_FORMAT, "the saved session's header is malformed: save it again");
     int shown = n_tag > 200 ? 200 : (int)n_tag;
     if (n_tag != strlen(tag) || memcmp(t, tag, n_tag) != 0)
         return lm_fail(err, LM_UNSUPPORTED, "the session was saved for '%.*s', this is '%.200s': restore it there", shown,
                        (const char *)t, tag);
-    if (elem != s->elem_size)
-        return lm_fail(err, LM_UNSUPPORTED, "the session has %u-byte elements, this backend %u: use the backend and lane it was saved with",
-                       elem, s->elem_size);
+    if (n_type != strlen(s->type->name) || memcmp(type, s->type->name, n_type) != 0)
+        return lm_fail(err, LM_UNSUPPORTED, "the session's keys and values are %.*s, this run's %s: use the backend, lane and --kv it was saved with",
+                       (int)n_type, (const char *)type, s->type->name);
     uint8_t mine[DIGEST];
     fingerprint(s->program, mine);
     if (memcmp(mine, print, DIGEST) != 0)
@@ -251,7 +268,7 @@ lm_status lm_state_restore(lm_state *s, const char *tag, const uint8_t *bytes, u
     reader r = {bytes, n, true, false};
     LM_TRY(take_header(&r, s, tag ? tag : "", err));
     lm_state *f = NULL;
-    LM_TRY(lm_state_create(s->program, s->elem_size, &f, err));
+    LM_TRY(lm_state_create(s->program, s->type, &f, err));
     take_body(&r, f);
     if (!r.ok) {
         lm_state_free(f);

@@ -10,6 +10,8 @@ typedef struct lm_state_buf lm_state_buf; /* a reference-counted page or block *
 typedef struct lm_state_slot {
     lm_cache_slot desc;
     uint64_t bytes;      /* of a page, or of the block */
+    uint64_t head, keys; /* of a page's head, and of its keys */
+    bool tiled;
     lm_state_buf **page; /* by absolute page number; NULL: let go */
     uint32_t n_pages, cap_pages;
     uint32_t first;      /* pages below were let go */
@@ -24,7 +26,8 @@ typedef struct lm_state_check {
 
 struct lm_state {
     const lm_program *program;
-    uint32_t elem_size, n_slots, length;
+    const lm_cache_type *type;
+    uint32_t n_slots, length;
     int rope_set;
     bool recurrent; /* has a conv or delta slot */
     lm_state_slot *slot;

@@ -77,7 +77,9 @@ static void attention(const lm_worker *w, const lm_op *op, const lm_work_shape *
     else
         per_pair = (double)op->attn.heads * (op->attn.dk + (double)op->attn.dv);
     to->attention_mac += at->n_seqs * pairs * per_pair;
-    to->cache_bytes += at->n_seqs * keys * s->heads * ((double)s->dk + s->dv) * w->e->backend->elem_size;
+    const lm_cache_type *t = w->e->backend->cache(w->e->device);
+    const double row = t->tiled && s->kind == LM_CACHE_KV ? (double)lm_kv_row(t->kv, s->dk, s->dv) : ((double)s->dk + s->dv) * t->elem_size;
+    to->cache_bytes += at->n_seqs * keys * s->heads * row;
     if (mla) product(w, op->w, (double)at->n_seqs * at->n, 1, to);
 }
 

@@ -40,7 +40,7 @@ lm_status lm_session_create(lm_engine *e, uint32_t chunk, lm_session **out, lm_e
     if (!s) return lm_fail_nomem(err, "a session", sizeof *s);
     s->e = e;
     s->chunk = chunk ? chunk : DEFAULT_CHUNK;
-    lm_status st = lm_state_create(e->program, e->backend->elem_size, &s->state, err);
+    lm_status st = lm_state_create(e->program, e->backend->cache(e->device), &s->state, err);
     if (st != LM_OK) {
         lm_free(s);
         return st;
@@ -220,7 +220,7 @@ static lm_status begin(round_item *it, lm_error *err) {
     it->before = s->state;
     s->state = NULL;
     lm_status st =
-        rebuild ? lm_state_create(s->e->program, s->e->backend->elem_size, &s->state, err) : lm_state_fork(it->before, &s->state, err);
+        rebuild ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &s->state, err) : lm_state_fork(it->before, &s->state, err);
     if (st != LM_OK) {
         s->state = it->before;
         it->before = NULL;
@@ -403,7 +403,7 @@ lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm
     fingerprint(s->e, tag);
     int32_t *id = lm_malloc(n_ids ? n_ids : 1);
     lm_state *state = NULL;
-    lm_status st = id ? lm_state_create(s->e->program, s->e->backend->elem_size, &state, err) : lm_fail_nomem(err, "token ids", n_ids);
+    lm_status st = id ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &state, err) : lm_fail_nomem(err, "token ids", n_ids);
     if (st == LM_OK) st = lm_state_restore(state, tag, bytes + sizeof h + n_ids, h.state_bytes, err);
     if (st == LM_OK && lm_state_length(state) != h.length)
         st = lm_fail(err, LM_FORMAT, "the saved session's ids and caches differ in length");

@@ -97,6 +97,7 @@ static lm_status check_rope(const op_check *c) {
 static lm_status check_attention(const op_check *c) {
     const lm_op *o = c->op;
     if (!o->attn.kv_heads || o->attn.heads % o->attn.kv_heads) return bad(c, "its kv heads do not divide its heads");
+    if (!(o->attn.scale > 0) || o->attn.softcap < 0) return bad(c, "its scale is not above 0, or its softcap is below");
     LM_TRY(equal(c, "q's width", width(c, o->a), prod(o->attn.heads, o->attn.dk)));
     LM_TRY(slot(c, o->attn.slot, LM_CACHE_KV, o->attn.kv_heads, o->attn.dk, o->attn.dv));
     uint32_t kept = c->p->slot[o->attn.slot].window;

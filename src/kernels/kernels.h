@@ -9,12 +9,16 @@
  *   A row of 4096 is so a chain of 32 and one of 128, not one of 4096: what rounding adds stays below what the reference's own float32 does.
  *   Segment totals are summed ((01)(23))((45)(67)); an empty segment passes its sibling through. Then y = total + bias.
  *   16 outputs (a strip) go side by side through the vector: nothing is ever summed across lanes, so the vector's width does not matter.
- * Other sums (norms, attention scores, sums of exponentials): 16 virtual lanes starting at +0; element i goes to lane i mod 16, by fma where
+ * Other sums (norms, sums of exponentials): 16 virtual lanes starting at +0; element i goes to lane i mod 16, by fma where
  *   it is a product, by add otherwise; the last 16 are padded with +0; then lanes i and i+8 are added, then i and i+4, i+2, i+1.
- * Attention: per query, pages of 256 keys aligned to absolute position. In a page, over its visible keys in ascending order (element i of the
- *   page's sum is its i-th visible key): s = (q·k)·scale, then c·tanh(s/c); m = max s; p = exp(s − m); l = Σp; o[d] = fma(p, v[d], o[d]) from +0.
+ * Attention: per query, pages of 256 keys aligned to absolute position; in a page, its keys j that the query sees, in the value that the cache
+ *   holds (kv.h). q·k sums blocks of 32 elements: blk = +0, blk = fma(q[d], k[d], blk); the first blk, then total + blk. s = q·k and
+ *   a = scale, or, with a softcap, s = c·tanh((q·k)·scale/c) and a = 1; m = (max s)·a (a NaN aside); p = exp(max(fma(s, a, −m), −87)); l = Σp over 16 virtual lanes, p in lane j mod 16; o[d] = +0, then o + blk for each block of
+ *   32 keys (j from a multiple of 32 on), blk = +0, blk = fma(p, v[d], blk) for ascending j. 16 keys, or 16 columns of the values, go side by side
+ *   through the vector. Keys that are not seen are never read into a sum.
+ *   Over latents and index keys, which are rows: q·k over 16 virtual lanes, l too (element i is the i-th visible key), o = fma(p, v, o) from +0.
  *   Pages are merged in ascending order: M = max(m, m'), a = exp(m − M), b = exp(m' − M), l = fma(l', b, l·a), o = fma(o', b, o·a).
- *   A sink is merged last and into l only. Result o / l.
+ *   A sink is merged last and into l only, by a of o. Result o·(a/l), a = 1 without a sink.
  * Experts: acc = fma(weight, y, acc) from +0 over ascending expert id inside a segment of ids; 8 segments, [⌊i·E/8⌋, ⌊(i+1)·E/8⌋), in the
  *   same tree, empty ones (no expert of it chosen) skipped. Each down product is itself split.
  * exp, tanh, sigmoid, … are the polynomials of body/maths.h: every branch is computed, then selected by comparisons, on every level alike.
@@ -29,6 +33,7 @@
  */
 #ifndef LM_KERNELS_KERNELS_H
 #define LM_KERNELS_KERNELS_H
+#include "kernels/kv.h"
 #include "kernels/pack.h"
 
 #define LM_TILE 12u  /* tokens per tile of a prefill product, at most */
@@ -46,6 +51,27 @@ typedef void (*lm_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_
 typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_c, uint32_t k0, uint32_t n, const float *x, uint32_t n_t,
                            bool first, float *total);
 
+/* Some queries over one page of one head's keys and values. */
+typedef struct lm_attend {
+    uint32_t n, dk, dv;      /* n ≤ the level's attend_n */
+    const float *q;          /* [dk][n] */
+    const uint32_t *lo, *hi; /* [n] each sees [lo, hi) of the page's positions; where lo ≥ hi, nothing is left in m and l; one at least sees some */
+    const uint8_t *keep;     /* [256] of these, only where it is not 0; NULL: all */
+    const uint8_t *keys, *values;
+    float scale, softcap;    /* scale above 0; softcap 0: none */
+    float *s;                /* scratch: 256·n */
+    float *m, *l;            /* [n] */
+    float *o;                /* [n][ldo]; ldo at least dv rounded up to 32, all of which is written */
+    size_t ldo;
+} lm_attend;
+/* Positions [at, at + n) of a page: their keys and values as float rows. */
+typedef struct lm_kv_rows {
+    const float *k, *v;
+    size_t ldk, ldv;
+    uint32_t n, at, dk, dv;
+    uint8_t *keys, *values;
+} lm_kv_rows;
+
 typedef struct lm_kernels {
     const char *level;
     /* total[t][16] (= or +=) the sums of n elements, by blocks of LM_SUM, of w[k][16]·x[k][n_t], n_t ≤ LM_TILE; the same for a second strip, w1
@@ -56,7 +82,11 @@ typedef struct lm_kernels {
     /* sums over 16 virtual lanes */
     float (*sum)(const float *x, uint32_t n);
     float (*sum_squares)(const float *x, float mean, uint32_t n); /* Σ (x − mean)² */
-    /* s[i*lds + j] = q_i · k_j */
+    /* attention over the cache's pages, by element type */
+    uint32_t attend_n; /* queries that `attend` takes at a time */
+    void (*attend[LM_KV_COUNT])(const lm_attend *a);
+    void (*store[LM_KV_COUNT])(const lm_kv_rows *r);
+    /* s[i*lds + j] = q_i · k_j, over rows */
     void (*dots)(const float *q, size_t ldq, uint32_t n_q, const float *k, size_t ldk, uint32_t n_k, uint32_t d, float *s, size_t lds);
     /* o_i[c] = fma(p_i[j], v_j[c], o_i[c]) for ascending j */
     void (*accumulate)(const float *p, size_t ldp, uint32_t n_q, const float *v, size_t ldv, uint32_t n_k, uint32_t d, float *o, size_t ldo);

@@ -293,7 +293,7 @@ static lm_status write_file(recorder *r, lm_error *err) {
                           "model_type",
                           r->e->program->arch,
                           "dtype",
-                          b->elem_size == 8 ? "float64" : "float32",
+                          b->cache(r->e->device)->elem_size == 8 ? "float64" : "float32",
                           "weights_sha256",
                           weights,
                           NULL};

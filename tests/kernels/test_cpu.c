@@ -165,11 +165,13 @@ static lm_program *model(void) {
 
 /* ---- running ---------------------------------------------------------------------------------------------------------------------*/
 static const char *lane; /* of the cpu devices; NULL: f32 */
+static lm_kv kv = LM_KV_F32; /* theirs too */
 static lm_device *device(const lm_backend *b, const lm_program *p, const char *level, uint32_t threads) {
     lm_device *d;
     lm_error err;
     uint32_t handle[MAX_WEIGHTS];
-    const lm_device_options o = {.threads = threads, .cpu_level = level, .lane = b == &lm_backend_cpu ? lane : NULL};
+    const lm_device_options o = {.threads = threads, .cpu_level = level, .lane = b == &lm_backend_cpu ? lane : NULL,
+                                 .kv = b == &lm_backend_cpu ? lm_kv_name(kv) : NULL};
     if (b->create(&o, &d, &err) != LM_OK) return NULL;
     for (uint32_t i = 0; i < p->n_weights; i++)
         if (b->upload(d, &p->weight[i], &handle[i], &err) != LM_OK) fail_msg("%s", err.message);
@@ -198,9 +200,10 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
 }
 static int32_t id_at(uint32_t seq, uint32_t i) { return (int32_t)(lm_uniform(kern_seed, 7 + seq, i) * VOCAB); }
 static uint8_t all_wanted[4 * LONGEST];
+static const lm_cache_type *cache_of(const lm_backend *b) { return b == &lm_backend_f64 ? &lm_cache_f64 : &lm_cache_kv[kv]; }
 static lm_state *state_of(const lm_backend *b, const lm_program *p) {
     lm_state *s = NULL;
-    assert_int_equal(lm_state_create(p, b->elem_size, &s, NULL), LM_OK);
+    assert_int_equal(lm_state_create(p, cache_of(b), &s, NULL), LM_OK);
     return s;
 }
 /* Sequence `seq` of n tokens in chunks; the logits of all its rows. */
@@ -331,6 +334,17 @@ static void same_bits_in_bf16(void **state) {
     lm_program_free(p);
     floats = false;
 }
+/* And with keys and values kept in fewer bits, which must show. */
+static void same_bits_in_kv(void **state) {
+    (void)state;
+    static float first[LONGEST * VOCAB];
+    for (kv = LM_KV_F32; kv < LM_KV_COUNT; kv++) {
+        same_bits_in_lane();
+        if (kv == LM_KV_F32) memcpy(first, want[0], sizeof first);
+        else if (memcmp(first + 40 * VOCAB, want[0] + 40 * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("kv %s changes nothing", lm_kv_name(kv));
+    }
+    kv = LM_KV_F32;
+}
 /* Three sequences side by side, in two batches, each equal to its lonely run; only some rows wanted. */
 static void company_in_lane(void) {
     lm_program *p = model();
@@ -460,7 +474,8 @@ static int setup(void **state) {
 }
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(near_the_arbiter), cmocka_unit_test(same_bits), cmocka_unit_test(same_bits_in_bf16), cmocka_unit_test(company), cmocka_unit_test(stopped_runs_leave_nothing),
+        cmocka_unit_test(near_the_arbiter), cmocka_unit_test(same_bits), cmocka_unit_test(same_bits_in_bf16), cmocka_unit_test(same_bits_in_kv),
+        cmocka_unit_test(company), cmocka_unit_test(stopped_runs_leave_nothing),
         cmocka_unit_test(survives_failing_allocations), cmocka_unit_test(refuses_by_name),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

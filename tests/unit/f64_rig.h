@@ -93,7 +93,7 @@ static inline bool rig_tap(void *ctx, const lm_program *p, const lm_op *op, cons
 
 static inline lm_state *rig_state(rig *r) {
     lm_state *s = NULL;
-    assert_int_equal(lm_state_create(r->p, sizeof(double), &s, NULL), LM_OK);
+    assert_int_equal(lm_state_create(r->p, &lm_cache_f64, &s, NULL), LM_OK);
     return s;
 }
 /* Rows ids[0..n) appended to the state; the watched value into out[n][width]. */

@@ -54,7 +54,7 @@ static lm_status run(lm_engine *e, editor *t, double *logits, lm_error *err) {
     uint8_t want[N];
     sink s = {logits, e->program->vocab, 0};
     memset(want, 1, N);
-    assert_int_equal(lm_state_create(e->program, e->backend->elem_size, &state, err), LM_OK);
+    assert_int_equal(lm_state_create(e->program, e->backend->cache(e->device), &state, err), LM_OK);
     const lm_seq seq = {.state = state, .n = N, .length = N};
     const lm_batch b = {.n_rows = N, .n_seqs = 1, .id = ids, .want = want, .seq = &seq};
     const lm_run r = {.edit = t ? on_edit : NULL, .edit_ctx = t, .logits = on_logits, .logits_ctx = &s};

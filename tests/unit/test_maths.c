@@ -79,7 +79,7 @@ static bool tap(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *
 static double *run(rig *r, const int32_t *id, uint32_t n, uint32_t step, uint32_t length) {
     lm_state *s = NULL;
     double *out = calloc((size_t)n * r->p->value[r->watch].width, sizeof *out);
-    assert_int_equal(lm_state_create(r->p, strcmp(r->b->name, "f64") ? sizeof(float) : sizeof(double), &s, NULL), LM_OK);
+    assert_int_equal(lm_state_create(r->p, strcmp(r->b->name, "f64") ? &lm_cache_kv[LM_KV_F32] : &lm_cache_f64, &s, NULL), LM_OK);
     for (uint32_t at = 0; at < n; at += step) {
         uint32_t k = n - at < step ? n - at : step;
         got g = {r, out, at};

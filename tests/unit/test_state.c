@@ -11,48 +11,48 @@ static lm_program kv = {.arch = "test", .slot = slots, .n_slots = 1}, windowed =
                   hybrid = {.arch = "test", .slot = slots, .n_slots = 3};
 
 /* Positions [length, length+n) are written with numbers that name slot, head, position and element, plus `mark`. */
-static void grow(lm_state *s, const lm_program *p, uint32_t n, float mark) {
+static void grow(lm_state *s, const lm_program *p, uint32_t n, double mark) {
     assert_int_equal(lm_state_reserve(s, n, NULL), LM_OK);
     uint32_t from = lm_state_length(s);
     for (uint32_t i = 0; i < p->n_slots; i++) {
         const lm_cache_slot *c = &p->slot[i];
         if (c->kind == LM_CACHE_DELTA) {
-            float *b = lm_state_block(s, i);
-            for (uint32_t j = 0; j < c->heads * c->dk * c->dv; j++) b[j] += (float)n * (float)(j + 1);
+            double *b = lm_state_block(s, i);
+            for (uint32_t j = 0; j < c->heads * c->dk * c->dv; j++) b[j] += (double)n * (double)(j + 1);
             continue;
         }
         for (uint32_t t = from; t < from + n; t++)
             for (uint32_t h = 0; h < c->heads; h++) {
-                float *k = (float *)lm_state_keys(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dk;
-                float *v = (float *)lm_state_values(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dv;
-                for (uint32_t j = 0; j < c->dk; j++) k[j] = (float)(t * 10 + h * 5 + j) + mark;
-                for (uint32_t j = 0; j < c->dv; j++) v[j] = -(float)(t * 10 + h * 5 + j) - mark;
+                double *k = (double *)lm_state_keys(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dk;
+                double *v = (double *)lm_state_values(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dv;
+                for (uint32_t j = 0; j < c->dk; j++) k[j] = (double)(t * 10 + h * 5 + j) + mark;
+                for (uint32_t j = 0; j < c->dv; j++) v[j] = -(double)(t * 10 + h * 5 + j) - mark;
             }
     }
     lm_state_commit(s, n);
 }
 /* Are positions [from, to) as grow left them? */
-static void holds(lm_state *s, const lm_program *p, uint32_t from, uint32_t to, float mark) {
+static void holds(lm_state *s, const lm_program *p, uint32_t from, uint32_t to, double mark) {
     for (uint32_t i = 0; i < p->n_slots; i++) {
         const lm_cache_slot *c = &p->slot[i];
         if (c->kind == LM_CACHE_DELTA) {
-            const float *b = lm_state_block(s, i);
-            for (uint32_t j = 0; j < c->heads * c->dk * c->dv; j++) assert_true(b[j] == (float)lm_state_length(s) * (float)(j + 1));
+            const double *b = lm_state_block(s, i);
+            for (uint32_t j = 0; j < c->heads * c->dk * c->dv; j++) assert_true(b[j] == (double)lm_state_length(s) * (double)(j + 1));
             continue;
         }
         uint32_t length = lm_state_length(s), t = c->window && length > c->window ? length - c->window : 0;
         for (t = t > from ? t : from; t < to; t++)
             for (uint32_t h = 0; h < c->heads; h++) {
-                const float *k = (float *)lm_state_keys(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dk;
-                const float *v = (float *)lm_state_values(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dv;
-                for (uint32_t j = 0; j < c->dk; j++) assert_true(k[j] == (float)(t * 10 + h * 5 + j) + mark);
-                for (uint32_t j = 0; j < c->dv; j++) assert_true(v[j] == -(float)(t * 10 + h * 5 + j) - mark);
+                const double *k = (double *)lm_state_keys(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dk;
+                const double *v = (double *)lm_state_values(s, i, t / LM_PAGE, h) + (t % LM_PAGE) * c->dv;
+                for (uint32_t j = 0; j < c->dk; j++) assert_true(k[j] == (double)(t * 10 + h * 5 + j) + mark);
+                for (uint32_t j = 0; j < c->dv; j++) assert_true(v[j] == -(double)(t * 10 + h * 5 + j) - mark);
             }
     }
 }
 static lm_state *fresh(const lm_program *p) {
     lm_state *s = NULL;
-    assert_int_equal(lm_state_create(p, sizeof(float), &s, NULL), LM_OK);
+    assert_int_equal(lm_state_create(p, &lm_cache_f64, &s, NULL), LM_OK);
     return s;
 }
 
@@ -69,7 +69,7 @@ static void pages(void **state) {
     assert_null(lm_state_keys(s, 0, 1, 2));
     grow(s, &kv, 600, 0);
     holds(s, &kv, 0, 857, 0);
-    assert_int_equal(lm_state_bytes(s), 4 * 2 * 256 * 5 * sizeof(float));
+    assert_int_equal(lm_state_bytes(s), 4 * 2 * 256 * 5 * sizeof(double));
     assert_int_equal((uintptr_t)lm_state_keys(s, 0, 3, 0) % 64, 0);
     assert_int_equal(lm_state_reserve(s, UINT32_MAX - 100, NULL), LM_RANGE);
     lm_state_free(s);
@@ -87,7 +87,7 @@ static void truncation(void **state) {
         assert_int_equal(lm_state_truncate(s, at[i], NULL), LM_OK);
         assert_int_equal(lm_state_length(s), at[i]);
         assert_int_equal(lm_state_rope_set(s), at[i] ? 1 : -1);
-        assert_int_equal(lm_state_bytes(s), (at[i] + 255) / 256 * 2 * 256 * 5 * sizeof(float));
+        assert_int_equal(lm_state_bytes(s), (at[i] + 255) / 256 * 2 * 256 * 5 * sizeof(double));
         holds(s, &kv, 0, at[i], 0);
         grow(s, &kv, 300, 0.5f);
         holds(s, &kv, 0, at[i], 0);
@@ -241,7 +241,7 @@ static void saved(void **state) {
     other.vocab = 7;
     lm_state *o = fresh(&other), *wide;
     assert_int_equal(lm_state_restore(o, "model f32", b, n, &err), LM_UNSUPPORTED);
-    assert_int_equal(lm_state_create(&hybrid, sizeof(double), &wide, &err), LM_OK);
+    assert_int_equal(lm_state_create(&hybrid, &lm_cache_kv[LM_KV_F32], &wide, &err), LM_OK);
     assert_int_equal(lm_state_restore(wide, "model f32", b, n, &err), LM_UNSUPPORTED);
     lm_free(b);
     lm_state *all[5] = {s, t, u, o, wide};
@@ -266,13 +266,60 @@ static void saved_long(void **state) {
     }
 }
 
+/* Keys and values in the kernels' layouts: saved position by position, whatever stands beside them. */
+static void tiled(void **state) {
+    (void)state;
+    for (lm_kv type = 0; type < LM_KV_COUNT; type++)
+        for (uint32_t length = 200; length <= 300; length += 100) {
+            lm_state *s = NULL, *t = NULL, *f = NULL, *other = NULL;
+            lm_error err;
+            uint8_t *b, *c;
+            uint64_t n, m;
+            const lm_cache_type *kept = &lm_cache_kv[type];
+            assert_int_equal(lm_state_create(&hybrid, kept, &s, NULL), LM_OK);
+            assert_int_equal(lm_state_create(&hybrid, kept, &t, NULL), LM_OK);
+            assert_int_equal(lm_state_create(&hybrid, &lm_cache_kv[(type + 1) % LM_KV_COUNT], &other, NULL), LM_OK);
+            assert_true(lm_state_type(s) == kept);
+            assert_int_equal(lm_state_reserve(s, length, NULL), LM_OK);
+            for (uint32_t i = 0; i < 2; i++)
+                for (uint32_t page = 0; page * LM_PAGE < length; page++)
+                    for (uint32_t h = 0; h < slots[i].heads; h++) { /* all of the page, also where no position stands */
+                        uint8_t *k = lm_state_keys(s, i, page, h), *v = lm_state_values(s, i, page, h);
+                        assert_int_equal((uintptr_t)k % 64 + (uintptr_t)v % 64, 0);
+                        assert_ptr_equal(v, k + lm_kv_keys(type, slots[i].dk));
+                        for (uint64_t j = 0; j < lm_kv_keys(type, slots[i].dk) + lm_kv_values(type, slots[i].dv); j++) k[j] = (uint8_t)(j * 7 + h + i + page);
+                    }
+            lm_state_commit(s, length);
+            assert_int_equal(lm_state_fork(s, &f, NULL), LM_OK);
+            assert_true(lm_state_type(f) == kept);
+            assert_int_equal(lm_state_save(s, "x", &b, &n, NULL), LM_OK);
+            assert_true(n < length * (2 * lm_kv_row(type, 3, 2) + lm_kv_row(type, 2, 2)) + 600);
+            assert_int_equal(lm_state_restore(t, "x", b, n, NULL), LM_OK);
+            assert_int_equal(lm_state_restore(other, "x", b, n, &err), LM_UNSUPPORTED);
+            assert_non_null(strstr(err.message, kept->name));
+            assert_int_equal(lm_state_save(t, "x", &c, &m, NULL), LM_OK);
+            assert_true(m == n && memcmp(b, c, n) == 0);
+            for (uint32_t at = 0; at < length; at += 13)
+                for (uint32_t i = 0; i < 2; i++)
+                    for (uint32_t h = 0; h < slots[i].heads; h++) {
+                        uint8_t x[64], y[64];
+                        lm_kv_get(type, lm_state_keys(s, i, at / LM_PAGE, h), lm_state_values(s, i, at / LM_PAGE, h), slots[i].dk, slots[i].dv, at % LM_PAGE, x);
+                        lm_kv_get(type, lm_state_keys(t, i, at / LM_PAGE, h), lm_state_values(t, i, at / LM_PAGE, h), slots[i].dk, slots[i].dv, at % LM_PAGE, y);
+                        assert_memory_equal(x, y, lm_kv_row(type, slots[i].dk, slots[i].dv));
+                    }
+            for (uint64_t cut = 1; cut < n; cut += 97) assert_int_equal(lm_state_restore(t, "x", b, n - cut, NULL), LM_FORMAT);
+            lm_free(b), lm_free(c);
+            lm_state_free(s), lm_state_free(t), lm_state_free(f), lm_state_free(other);
+        }
+}
+
 static void no_memory(void **state) {
     (void)state;
     lm_error err;
     for (uint64_t at = 1;; at++) {
         lm_state *s = NULL;
         lm_alloc_fail_after(at);
-        lm_status st = lm_state_create(&hybrid, 4, &s, &err);
+        lm_status st = lm_state_create(&hybrid, &lm_cache_f64, &s, &err);
         lm_alloc_fail_after(0);
         if (st == LM_OK) {
             lm_state_free(s);
@@ -316,6 +363,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages),       cmocka_unit_test(truncation), cmocka_unit_test(window),     cmocka_unit_test(forks),
         cmocka_unit_test(checkpoints), cmocka_unit_test(saved),      cmocka_unit_test(saved_long), cmocka_unit_test(no_memory),
+        cmocka_unit_test(tiled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

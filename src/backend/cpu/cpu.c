@@ -11,6 +11,9 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     for (uint32_t i = 0; !lane && lanes[i]; i++)
         if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
     if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane);
+    lm_kv kv = LM_KV_F32;
+    if (o->kv && !lm_kv_by_name(o->kv, &kv))
+        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "keys and values can't be kept as '%.40s': use f32, f16, bf16 or q8_0", o->kv);
     const lm_kernels *k;
     LM_TRY(lm_kernels_pick(o->cpu_level, &k, err));
     lm_device *d = lm_calloc(1, sizeof *d);
@@ -23,12 +26,14 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     d->k = k;
     d->ik = lm_int_pick(k);
     d->lane = lane;
+    d->cache = &lm_cache_kv[kv];
     const char *passed_over = NULL; /* an instruction that doesn't give the contract's bits on this CPU */
     if (strcmp(lane, "bf16") == 0) d->bf16 = lm_bf16_pick(k, &passed_over);
     uint32_t n = lm_pool_size(d->pool);
     snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");
     if (d->bf16) snprintf(d->text, sizeof d->text, "cpu bf16 %s (%s%s%s) %u thread%s", k->level, d->bf16->level, passed_over ? ", not " : "",
                           passed_over ? passed_over : "", n, n == 1 ? "" : "s");
+    if (kv != LM_KV_F32) snprintf(d->text + strlen(d->text), sizeof d->text - strlen(d->text), ", kv %s", lm_kv_name(kv));
     *out = d;
     return LM_OK;
 }
@@ -78,6 +83,8 @@ static bool supports(const lm_device *d, const lm_op *op) {
     return (unsigned)op->kind < LM_OP_COUNT;
 }
 
+static const lm_cache_type *cache(const lm_device *d) { return d->cache; }
+
 const lm_backend lm_backend_cpu = {
     .name = "cpu",
     .exact = true,
@@ -93,6 +100,6 @@ const lm_backend lm_backend_cpu = {
     .reset = reset,
     .supports = supports,
     .configure = lm_cpu_configure,
-    .elem_size = sizeof(float),
+    .cache = cache,
     .run = lm_cpu_run,
 };

@@ -30,6 +30,7 @@ struct lm_device {
     const lm_int_kernels *ik;
     const lm_bf16_kernels *bf16; /* NULL: another lane */
     const char *lane;
+    const lm_cache_type *cache;
     char text[64];
     lm_packed_matrix *uploaded; /* data NULL: released */
     uint32_t n_uploaded, cap_uploaded;

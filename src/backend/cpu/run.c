@@ -43,12 +43,15 @@ static lm_status check_tables(const lm_program *p, const lm_batch *b, lm_error *
     }
     return LM_OK;
 }
-static lm_status check_batch(const lm_batch *b, lm_error *err) {
+static lm_status check_batch(const lm_device *d, const lm_batch *b, lm_error *err) {
     uint32_t row = 0;
     if (!b->n_rows) return lm_fail(err, LM_USAGE, "an empty batch: give at least one row");
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         const lm_seq *s = &b->seq[i];
         if (s->row0 != row || !s->n || s->n > b->n_rows - row) return lm_fail(err, LM_USAGE, "sequence %u: its rows do not follow on", i);
+        if (lm_state_type(s->state) != d->cache)
+            return lm_fail(err, LM_STATE, "sequence %u: its cache holds %s, this device's %s: make it anew", i, lm_state_type(s->state)->name,
+                           (d->cache)->name);
         if (s->pos0 != lm_state_length(s->state))
             return lm_fail(err, LM_USAGE, "sequence %u: starts at %u but its state holds %u positions", i, s->pos0, lm_state_length(s->state));
         if ((uint64_t)s->pos0 + s->n > s->length) return lm_fail(err, LM_USAGE, "sequence %u: announced %u positions, has more", i, s->length);
@@ -250,7 +253,7 @@ lm_status lm_cpu_run(lm_device *d, const lm_batch *b, const lm_run *r, lm_error 
     if (!p) return lm_fail(err, LM_STATE, "the cpu device has no program: configure it first");
     if (r->edit) return lm_fail(err, LM_UNSUPPORTED, "only the f64 backend lets a caller edit a run's values");
     if (!lm_fp_env_ok()) lm_fp_env_set();
-    LM_TRY(check_batch(b, err));
+    LM_TRY(check_batch(d, b, err));
     LM_TRY(check_tables(p, b, err));
     LM_TRY(reserve(p, b, err));
     lm_cpu f = {.d = d, .k = d->k, .p = p, .b = b, .n = b->n_rows};

@@ -14,6 +14,7 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
                           o->lane);
     if (o->cpu_level)
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "cpu-level", "the f64 backend has no CPU levels: leave the option out");
+    if (o->kv) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "the f64 backend keeps its caches in double: leave the option out");
     lm_device *d = lm_calloc(1, sizeof *d);
     if (!d) return lm_fail_nomem(err, "the f64 device", sizeof *d);
     lm_status s = lm_pool_create(o->threads, &d->pool, err);
@@ -175,6 +176,11 @@ static lm_status configure(lm_device *d, const lm_program *p, const uint32_t *ha
     return LM_OK;
 }
 
+static const lm_cache_type *cache(const lm_device *d) {
+    (void)d;
+    return &lm_cache_f64;
+}
+
 const lm_backend lm_backend_f64 = {
     .name = "f64",
     .exact = true,
@@ -190,6 +196,6 @@ const lm_backend lm_backend_f64 = {
     .reset = reset,
     .supports = supports,
     .configure = configure,
-    .elem_size = sizeof(double),
+    .cache = cache,
     .run = lm_f64_run,
 };

@@ -4,9 +4,12 @@
 #define LM_DOT_Q 1
 #define LM_ACC_Q 2
 #define LM_ACC_D 2
+#define LM_ATTEND_N 6
+#define LM_ATTEND_W 1
 #include "kernels/body/maths.h"
 #include "kernels/body/product.h"
 #include "kernels/body/vector.h"
+#include "kernels/body/attend.h"
 
 /* 16 rows × T ≤ 6 tokens: 12 accumulators, two weights, one broadcast */
 LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, uint32_t ldx, bool first, float *total) {

@@ -56,6 +56,16 @@ LM_INLINE vi i_load_s8(const uint8_t *p) { return (vi){_mm256_cvtepi8_epi32(LM_L
 LM_INLINE vi i_load_u8x2(const uint8_t *p, int odd) { return i_and(i_srl(i_load_u16(p), 8 * odd), i_set(255)); }
 LM_INLINE vf v_nibble(vi x) { return v_cvt(i_and(x, i_set(15))); }
 LM_INLINE vf v_nibble_m8(vi x) { return v_cvt(i_sub(i_and(x, i_set(15)), i_set(8))); }
+LM_INLINE void v_store_f16(uint16_t *p, vf x) {
+    _mm_storeu_si128((__m128i *)p, _mm256_cvtps_ph(x.a, _MM_FROUND_TO_NEAREST_INT));
+    _mm_storeu_si128((__m128i *)(p + 8), _mm256_cvtps_ph(x.b, _MM_FROUND_TO_NEAREST_INT));
+}
+LM_INLINE float v_most(vf x) {
+    const __m256 h = _mm256_max_ps(x.a, x.b);
+    __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+    q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+    return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
 LM_INLINE float v_tree(vf x) {
     __m256 h = _mm256_add_ps(x.a, x.b);
     __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));

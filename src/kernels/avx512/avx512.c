@@ -4,9 +4,12 @@
 #define LM_DOT_Q 4
 #define LM_ACC_Q 4
 #define LM_ACC_D 4
+#define LM_ATTEND_N 12
+#define LM_ATTEND_W 2
 #include "kernels/body/maths.h"
 #include "kernels/body/product.h"
 #include "kernels/body/vector.h"
+#include "kernels/body/attend.h"
 
 /* 16 rows × T ≤ 12 tokens: T accumulators, one weight vector, the activations as broadcast operands of the fma */
 LM_INLINE void tile_body(int T, const float *w, uint32_t n, const float *x, bool first, float *total) {

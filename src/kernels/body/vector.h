@@ -254,6 +254,8 @@ static void k_delta(float *S, const float *q, const float *k, const float *v, fl
         .unpack = {unpack_generic, unpack_f32, unpack_f16, unpack_bf16, unpack_q4_0, unpack_q4_1, unpack_q8_0, unpack_q4_k, unpack_q5_k, unpack_q6_k, \
                    unpack_q5_0, unpack_bf16x2}, \
         .gemv = {NULL, LM_GEMVS}, \
+        .attend_n = LM_ATTEND_N, .attend = {attend_f32, attend_f16, attend_bf16, attend_q8_0}, \
+        .store = {store_f32, store_f16, store_bf16, store_q8_0}, \
         .sum = k_sum, .sum_squares = k_sum_squares, .dots = k_dots, .accumulate = k_accumulate, .page_softmax = k_page_softmax, .merge = k_merge, \
         .axpy = k_axpy, .normalise = k_normalise, .exp = k_exp, .act = k_act, .gated = k_gated, .softcap = k_softcap, .decay = k_decay, \
         .rope = k_rope, .conv = k_conv, .delta = k_delta, \

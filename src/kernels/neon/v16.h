@@ -86,6 +86,11 @@ LM_INLINE vi i_load_u8x2(const uint8_t *p, int odd) {
 }
 LM_INLINE vf v_nibble(vi x) { return v_cvt(i_and(x, i_set(15))); }
 LM_INLINE vf v_nibble_m8(vi x) { return v_cvt(i_sub(i_and(x, i_set(15)), i_set(8))); }
+LM_INLINE void v_store_f16(uint16_t *p, vf x) {
+    vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x.a))), vst1_u16(p + 4, vreinterpret_u16_f16(vcvt_f16_f32(x.b)));
+    vst1_u16(p + 8, vreinterpret_u16_f16(vcvt_f16_f32(x.c))), vst1_u16(p + 12, vreinterpret_u16_f16(vcvt_f16_f32(x.d)));
+}
+LM_INLINE float v_most(vf x) { return vmaxvq_f32(lm_q_max(lm_q_max(x.a, x.b), lm_q_max(x.c, x.d))); }
 /* lanes i and i+8, then i+4: what is left is four lanes */
 LM_INLINE float32x4_t lm_q_fold(vf x) { return vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d)); }
 LM_INLINE float v_tree(vf x) {

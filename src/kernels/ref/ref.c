@@ -6,9 +6,12 @@
 #define LM_DOT_Q 1
 #define LM_ACC_Q 1
 #define LM_ACC_D 1
+#define LM_ATTEND_N 2
+#define LM_ATTEND_W 1
 #include "kernels/body/maths.h"
 #include "kernels/body/product.h"
 #include "kernels/body/vector.h"
+#include "kernels/body/attend.h"
 
 static void tile(const float *w, uint32_t n, const float *x, uint32_t n_t, bool first, float *total) {
     for (uint32_t k0 = 0; k0 < n; k0 += LM_SUM, first = false)

@@ -56,6 +56,14 @@ LM_INLINE vi i_load_s8(const uint8_t *p) { LM_EACH(vi, (int8_t)p[i]); }
 LM_INLINE vi i_load_u8x2(const uint8_t *p, int odd) { LM_EACH(vi, p[2 * i + odd]); } /* bytes 2i + odd */
 LM_INLINE vf v_nibble(vi a) { LM_EACH(vf, (float)(a[i] & 15)); }          /* the low four bits */
 LM_INLINE vf v_nibble_m8(vi a) { LM_EACH(vf, (float)((a[i] & 15) - 8)); } /* minus 8 */
+LM_INLINE void v_store_f16(uint16_t *p, vf a) {
+    for (int i = 0; i < 16; i++) p[i] = lm_f32_to_f16(a[i]);
+}
+LM_INLINE float v_most(vf a) { /* the greatest; there is no NaN */
+    float m = a[0];
+    for (int i = 1; i < 16; i++) m = a[i] > m ? a[i] : m;
+    return m;
+}
 /* the fixed tree: i and i+8, i+4, i+2, i+1 */
 LM_INLINE float v_tree(vf a) {
     for (int h = 8; h; h /= 2)

@@ -1,0 +1,253 @@
+/* Attention of a few queries over one page of keys and values (kernels.h has the contract, kv.h the layout). Each level sets
+ * LM_ATTEND_N, the queries that it keeps in registers, and LM_ATTEND_W, the vectors of keys or of value columns beside them. */
+#include "base/smallfloat.h"
+
+#define LM_ATTEND_STEP (16 * LM_ATTEND_W) /* keys, or columns, at a time: 32 or 16 */
+
+/* Sixteen elements as float32 */
+LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
+    switch (type) {
+    case LM_KV_F32: return v_load((const float *)(const void *)p);
+    case LM_KV_F16: return v_load_f16(p);
+    case LM_KV_BF16: return v_load_bf16(p);
+    default: return v_mul(v_cvt(i_load_s8(p)), scale);
+    }
+}
+
+/* Scores of N queries and LM_ATTEND_STEP keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
+LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, float *s) {
+    const uint32_t elem = lm_kv_elem(type);
+    for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
+        const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
+        const uint8_t *k = tile + half * elem;
+        vf acc[12][LM_ATTEND_W], scale[LM_ATTEND_W];
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
+        if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
+        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
+        for (uint32_t d = 0; d < n; d++, k += LM_KV_SPAN * elem, q += N) {
+            vf kv[LM_ATTEND_W];
+            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
+            LM_UNROLL for (int i = 0; i < N; i++) {
+                const vf x = v_set(q[i]);
+                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, kv[w], acc[i][w]);
+            }
+        }
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) LM_UNROLL for (int i = 0; i < N; i++) {
+            float *at = s + 16 * (w * N + i);
+            v_store(at, d0 ? v_add(v_load(at), acc[i][w]) : acc[i][w]);
+        }
+        tile += type == LM_KV_Q8_0 ? LM_KV_SPAN * (LM_KV_SPAN + 2) : LM_KV_SPAN * LM_KV_SPAN * elem;
+    }
+}
+
+/* Does query i see key j of the page? */
+LM_INLINE bool attend_sees(const lm_attend *a, int i, uint32_t j) { return j >= a->lo[i] && j < a->hi[i] && (!a->keep || a->keep[j]); }
+
+/* acc += keys [j, to) of one block of 32 */
+LM_INLINE void attend_keys(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t to, const uint8_t *plane, uint32_t c,
+                           vf acc[12][LM_ATTEND_W]) {
+    const uint32_t elem = lm_kv_elem(type);
+    for (; j < to; j++) {
+        const float *p = a->s + (size_t)(j / 16) * 16 * (size_t)N + j % 16;
+        uint16_t half = 0;
+        if (type == LM_KV_Q8_0) memcpy(&half, plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j, 2);
+        const vf scale = v_set(lm_f16_to_f32(half));
+        vf v[LM_ATTEND_W];
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, plane + (j * LM_KV_SPAN + c + 16 * (uint32_t)w) * elem, scale);
+        LM_UNROLL for (int i = 0; i < N; i++) {
+            if (!all && !attend_sees(a, i, j)) continue;
+            const vf x = v_set(p[16 * i]);
+            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, v[w], acc[i][w]);
+        }
+    }
+}
+/* Columns [c, c + LM_ATTEND_STEP) of a plane: keys [first, end), of which all queries see [clo, chi). */
+LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, uint32_t clo, uint32_t chi, const uint8_t *plane,
+                             uint32_t c, float *o) {
+    for (uint32_t b = first / LM_KV_SPAN * LM_KV_SPAN; b < end; b += LM_KV_SPAN) {
+        const uint32_t from = b > first ? b : first, to = b + LM_KV_SPAN < end ? b + LM_KV_SPAN : end;
+        const uint32_t mid0 = clo < from ? from : clo < to ? clo : to, mid1 = chi < mid0 ? mid0 : chi < to ? chi : to;
+        vf acc[12][LM_ATTEND_W];
+        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
+        attend_keys(type, N, a, false, from, mid0, plane, c, acc);
+        attend_keys(type, N, a, true, mid0, mid1, plane, c, acc);
+        attend_keys(type, N, a, false, mid1, to, plane, c, acc);
+        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) {
+            float *at = o + (size_t)i * a->ldo + 16 * (uint32_t)w;
+            v_store(at, v_add(v_load(at), acc[i][w]));
+        }
+    }
+}
+
+static const float attend_lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+/* x where query i sees key 16t + lane, else y */
+LM_INLINE vf attend_mask(const lm_attend *a, uint32_t i, uint32_t t, vf x, vf y) {
+    const vf lane = v_load(attend_lane);
+    x = v_less(lane, v_set((float)a->hi[i] - 16.0f * (float)t), x, y);
+    x = v_less(lane, v_set((float)a->lo[i] - 16.0f * (float)t), y, x);
+    return a->keep ? v_less(v_set(0.0f), v_cvt(i_load_u8(a->keep + 16 * t)), x, y) : x;
+}
+/* e^x for x ≤ 0, as v_exp has it but from −87 on, below which it stays: the power of two goes into the exponent by one addition. */
+LM_INLINE vf attend_exp(vf x) {
+    x = v_max(v_set(-87.0f), x); /* x second: a NaN stays */
+    const vf magic = v_set(12582912.0f), t = v_fma(x, v_set(0x1.715476p+0f), magic), n = v_sub(t, magic);
+    const vf r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
+    vf q = v_set(0.0013950471f);
+    q = v_fma(q, r, v_set(0.008368883f));
+    q = v_fma(q, r, v_set(0.041666206f));
+    q = v_fma(q, r, v_set(0.16666518f));
+    q = v_fma(q, r, v_set(0.5f));
+    return v_float(i_add(v_bits(v_add(v_fma(v_mul(r, r), q, r), v_set(1.0f))), i_sll(v_bits(t), 23)));
+}
+/* Query i's scores to weights, in place; m and l. What it doesn't see becomes +0 in every tile that it sees some of. */
+static void attend_softmax(const lm_attend *a, uint32_t i) {
+    const uint32_t t0 = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16;
+    const vf low = v_set(-__builtin_inff()), scale = v_set(a->scale), cap = v_set(a->softcap);
+    float *const s = a->s + 16 * (size_t)i;
+    vf top = low, sum = v_set(0.0f);
+    for (uint32_t t = t0; t < t1; t++) {
+        float *p = s + 16 * (size_t)t * a->n;
+        vf x = v_load(p);
+        if (a->softcap != 0) {
+            x = v_mul(cap, v_tanh(v_div(v_mul(x, scale), cap)));
+            v_store(p, x);
+        }
+        if (a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]) x = attend_mask(a, i, t, x, low);
+        top = v_max(x, top); /* a NaN leaves it */
+    }
+    const float by = a->softcap != 0 ? 1.0f : a->scale, m = v_most(top) * by;
+    for (uint32_t t = t0; t < t1; t++) {
+        float *p = s + 16 * (size_t)t * a->n;
+        vf x = attend_exp(v_fma(v_load(p), v_set(by), v_set(-m)));
+        if (a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]) x = attend_mask(a, i, t, x, v_set(0.0f));
+        v_store(p, x);
+        sum = v_add(sum, x);
+    }
+    a->m[i] = m;
+    a->l[i] = v_tree(sum);
+}
+
+LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
+    uint32_t first = LM_KV_PAGE, end = 0, clo = 0, chi = LM_KV_PAGE;
+    for (int i = 0; i < N; i++) {
+        const uint32_t lo = a->lo[i], hi = a->hi[i];
+        clo = lo > clo ? lo : clo;
+        chi = hi < chi ? hi : chi;
+        if (lo >= hi) continue;
+        first = lo < first ? lo : first;
+        end = hi > end ? hi : end;
+    }
+    if (a->keep || chi < clo) clo = chi = LM_KV_PAGE;
+    for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP)
+        attend_scores(type, N, a->q, a->dk, a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk), j % LM_KV_SPAN, a->s + (size_t)j * (size_t)N);
+    for (int i = 0; i < N; i++)
+        if (a->lo[i] < a->hi[i]) attend_softmax(a, (uint32_t)i);
+    for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
+        for (int i = 0; i < N; i++) memset(a->o + (size_t)i * a->ldo + c, 0, LM_ATTEND_STEP * sizeof(float));
+        attend_values(type, N, a, first, end, clo, chi, a->values + c / LM_KV_SPAN * lm_kv_plane(type), c % LM_KV_SPAN, a->o + c);
+    }
+}
+#define LM_ATTEND_CASE(TYPE, N) \
+    case N: attend_n(TYPE, N, a); break;
+#if LM_ATTEND_N == 12
+#define LM_ATTEND_CASES(TYPE) \
+    LM_ATTEND_CASE(TYPE, 1) LM_ATTEND_CASE(TYPE, 2) LM_ATTEND_CASE(TYPE, 3) LM_ATTEND_CASE(TYPE, 4) LM_ATTEND_CASE(TYPE, 5) LM_ATTEND_CASE(TYPE, 6) \
+    LM_ATTEND_CASE(TYPE, 7) LM_ATTEND_CASE(TYPE, 8) LM_ATTEND_CASE(TYPE, 9) LM_ATTEND_CASE(TYPE, 10) LM_ATTEND_CASE(TYPE, 11) LM_ATTEND_CASE(TYPE, 12)
+#elif LM_ATTEND_N == 6
+#define LM_ATTEND_CASES(TYPE) \
+    LM_ATTEND_CASE(TYPE, 1) LM_ATTEND_CASE(TYPE, 2) LM_ATTEND_CASE(TYPE, 3) LM_ATTEND_CASE(TYPE, 4) LM_ATTEND_CASE(TYPE, 5) LM_ATTEND_CASE(TYPE, 6)
+#else
+#define LM_ATTEND_CASES(TYPE) LM_ATTEND_CASE(TYPE, 1) LM_ATTEND_CASE(TYPE, 2)
+#endif
+#define LM_ATTEND_FN(NAME, TYPE) \
+    static void NAME(const lm_attend *a) { \
+        switch (a->n) { \
+            LM_ATTEND_CASES(TYPE) \
+        default: break; \
+        } \
+    }
+LM_ATTEND_FN(attend_f32, LM_KV_F32)
+LM_ATTEND_FN(attend_f16, LM_KV_F16)
+LM_ATTEND_FN(attend_bf16, LM_KV_BF16)
+LM_ATTEND_FN(attend_q8_0, LM_KV_Q8_0)
+
+/* ---- storing ---------------------------------------------------------------------------------------------------------------------*/
+/* Sixteen numbers (the first n of x, then zeros) as 16-bit elements */
+LM_INLINE void kv_halves(lm_kv type, const float *x, uint32_t n, uint16_t out[16]) {
+    if (type == LM_KV_F16) {
+        v_store_f16(out, v_get(x, n));
+        return;
+    }
+    const vi u = v_bits(v_get(x, n)), top = i_srl(u, 16);
+    const vi odd = i_and(top, i_set(1)), nan = i_srl(i_add(i_and(u, i_set(0x7fffff)), i_set(0x7fffff)), 23); /* 1: the fraction is not 0 */
+    uint32_t near[16], as_is[16], t[16];
+    i_store((uint8_t *)near, i_srl(i_add(u, i_add(i_set(0x7fff), odd)), 16));
+    i_store((uint8_t *)as_is, i_or(top, i_sll(nan, 6)));
+    i_store((uint8_t *)t, i_and(u, i_set(0x7f800000)));
+    for (int i = 0; i < 16; i++) out[i] = (uint16_t)(t[i] == 0x7f800000 ? as_is[i] : near[i]);
+}
+/* A q8_0 block of n ≤ 32 numbers; returns its scale */
+LM_INLINE uint16_t kv_ints(const float *x, uint32_t n, int8_t out[32]) {
+    const vf a = v_get(x, n < 16 ? n : 16), b = n > 16 ? v_get(x + 16, n - 16) : v_set(0.0f);
+    /* inf · 0 and NaN · 0 are NaN, and so is their sum with anything: one look at a sum tells of all */
+    const float odd = v_tree(v_add(v_mul(a, v_set(0.0f)), v_mul(b, v_set(0.0f)))), most = v_most(v_max(v_abs(a), v_abs(b)));
+    const uint16_t scale = lm_f32_to_f16(most / 127.0f);
+    const float s = lm_f16_to_f32(scale);
+    memset(out, 0, 32);
+    if (odd != odd || s > 65504.0f) return 0x7e00;
+    if (s == 0) return 0;
+    float t[32];
+    const vf magic = v_set(12582912.0f); /* 1.5·2^23: adding it rounds to an integer, to nearest even */
+    v_store(t, v_sub(v_add(v_div(a, v_set(s)), magic), magic));
+    v_store(t + 16, v_sub(v_add(v_div(b, v_set(s)), magic), magic));
+    for (int i = 0; i < 32; i++) out[i] = (int8_t)(t[i] > 127 ? 127 : t[i] < -127 ? -127 : t[i]);
+    return scale;
+}
+/* n positions, `at` of a tile on, all of that tile */
+LM_INLINE void kv_store_keys(lm_kv type, const float *k, size_t ldk, uint32_t n, uint32_t at, uint32_t dk, uint8_t *tile) {
+    for (uint32_t d0 = 0; type == LM_KV_F32 && d0 < dk; d0++)
+        for (uint32_t j = 0; j < n; j++) ((float *)(void *)tile)[d0 * LM_KV_SPAN + at + j] = k[j * ldk + d0];
+    for (uint32_t d0 = 0; (type == LM_KV_F16 || type == LM_KV_BF16) && d0 < dk; d0 += 16) {
+        const uint32_t m = dk - d0 < 16 ? dk - d0 : 16;
+        uint16_t t[LM_KV_SPAN][16], *to = (uint16_t *)(void *)tile + d0 * LM_KV_SPAN + at;
+        for (uint32_t j = 0; j < n; j++) kv_halves(type, k + j * ldk + d0, m, t[j]);
+        for (uint32_t d = 0; d < m; d++)
+            for (uint32_t j = 0; j < n; j++) to[d * LM_KV_SPAN + j] = t[j][d];
+    }
+    for (uint32_t d0 = 0; type == LM_KV_Q8_0 && d0 < dk; d0 += LM_KV_SPAN, tile += LM_KV_SPAN * (LM_KV_SPAN + 2)) {
+        const uint32_t m = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
+        for (uint32_t j = 0; j < n; j++) {
+            int8_t t[LM_KV_SPAN], *to = (int8_t *)tile + 2 * LM_KV_SPAN + at + j;
+            const uint16_t scale = kv_ints(k + j * ldk + d0, m, t);
+            memcpy(tile + 2 * (at + j), &scale, 2);
+            for (uint32_t d = 0; d < LM_KV_SPAN; d++) to[d * LM_KV_SPAN] = t[d];
+        }
+    }
+}
+LM_INLINE void kv_store_values(lm_kv type, const float *v, uint32_t at, uint32_t dv, uint8_t *plane) {
+    for (uint32_t c = 0; c < dv; c += LM_KV_SPAN, plane += lm_kv_plane(type)) {
+        const uint32_t n = dv - c < LM_KV_SPAN ? dv - c : LM_KV_SPAN;
+        uint8_t *to = plane + (size_t)at * LM_KV_SPAN * lm_kv_elem(type);
+        if (type == LM_KV_F32) {
+            memcpy(to, v + c, n * sizeof *v);
+        } else if (type == LM_KV_Q8_0) {
+            const uint16_t scale = kv_ints(v + c, n, (int8_t *)to);
+            memcpy(plane + LM_KV_PAGE * LM_KV_SPAN + 2 * at, &scale, 2);
+        } else {
+            kv_halves(type, v + c, n < 16 ? n : 16, (uint16_t *)(void *)to);
+            if (n > 16) kv_halves(type, v + c + 16, n - 16, (uint16_t *)(void *)to + 16);
+        }
+    }
+}
+LM_INLINE void kv_store(lm_kv type, const lm_kv_rows *r) {
+    for (uint32_t i = 0, n; i < r->n; i += n) {
+        const uint32_t at = r->at + i, in = at % LM_KV_SPAN;
+        n = r->n - i < LM_KV_SPAN - in ? r->n - i : LM_KV_SPAN - in;
+        kv_store_keys(type, r->k + i * r->ldk, r->ldk, n, in, r->dk, r->keys + at / LM_KV_SPAN * lm_kv_tile(type, r->dk));
+    }
+    for (uint32_t i = 0; i < r->n; i++) kv_store_values(type, r->v + i * r->ldv, r->at + i, r->dv, r->values);
+}
+static void store_f32(const lm_kv_rows *r) { kv_store(LM_KV_F32, r); }
+static void store_f16(const lm_kv_rows *r) { kv_store(LM_KV_F16, r); }
+static void store_bf16(const lm_kv_rows *r) { kv_store(LM_KV_BF16, r); }
+static void store_q8_0(const lm_kv_rows *r) { kv_store(LM_KV_Q8_0, r); }
