@@ -12,7 +12,7 @@
 #include "base/hash.h"
 #include <string.h>
 
-#define STATE_VERSION 2u
+#define STATE_VERSION 3u
 static const char magic[8] = "LMSTATE\n";
 #define DIGEST 32u
 
