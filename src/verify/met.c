@@ -79,7 +79,7 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
 
 static lm_status pass(lm_judge *j, self *s, const uint8_t *want, lm_error *err) {
     lm_state *state = NULL;
-    lm_status st = lm_state_create(j->e->program, j->e->backend->elem_size, &state, err);
+    lm_status st = lm_state_create(j->e->program, j->e->backend->cache(j->e->device), &state, err);
     for (s->from = 0; st == LM_OK && s->from < s->c->n; s->from += ROWS) {
         const uint32_t n = s->c->n - s->from < ROWS ? s->c->n - s->from : ROWS;
         const lm_seq seq = {.state = state, .row0 = 0, .n = n, .pos0 = s->from, .length = s->c->n};
