@@ -139,7 +139,7 @@ static met run(const drop *d, bool dropped) {
         if (m.c->n > SHORT) continue;
         uint8_t *want = malloc(m.c->n);
         memset(want, 1, m.c->n);
-        assert_int_equal(lm_state_create(e->program, e->backend->elem_size, &state, &err), LM_OK);
+        assert_int_equal(lm_state_create(e->program, e->backend->cache(e->device), &state, &err), LM_OK);
         const lm_seq seq = {.state = state, .n = m.c->n, .length = m.c->n};
         const lm_batch b = {.n_rows = m.c->n, .n_seqs = 1, .id = m.c->ids, .want = want, .seq = &seq};
         const lm_run r = {.edit = dropped && d->result ? on_edit : NULL, .edit_ctx = &m, .logits = on_logits, .logits_ctx = &m};
