@@ -1,8 +1,9 @@
-/* Products over quantized activations: the kernels of lanes i8 and i16 (and of mixed, which chooses between the two per product).
+/* Products over quantized activations: the kernels of lanes i8, i16 and mixed.
  *
  * Activations. A row is quantized in blocks of 32 elements, counted from its start. For a block with m = max |x|:
  *   i8:  dx = m / 127,   s = 127 / m,   v = round(x·s) to nearest even: −127 … 127
  *   i16: dx = m / 32512, s = 32512 / m, v = round(x·s), held as v = 256·hi + lo with lo = −128 … 127, so hi = −127 … 127
+ *   mixed: as i16 in the row's loud blocks, those with m² · n > 3 · Σm² (over its n blocks, Σ by fma from +0, ascending), as i8 in the others
  *   m < 2^−100 makes the block zero (dx = 0, v = 0); an element that is not finite makes it NaN (dx = NaN, v = 0).
  * Weights. Blocks of 32 too: element k of a row is d·q[k] + min with an integer q of 8 bits, one (d, min) per block or one per half of it
  *   (16 elements). d and min are the exact products of what is stored; types without minima have no such term at all.
@@ -17,19 +18,27 @@
 #define LM_KERNELS_LANE_INT_H
 #include "kernels/kernels.h"
 
-typedef enum lm_int_lane { LM_INT_NONE, LM_INT_8, LM_INT_16, LM_INT_BF16 /* no integers: lane_bf16.h's products */ } lm_int_lane;
+typedef enum lm_int_lane {
+    LM_INT_NONE,
+    LM_INT_8,
+    LM_INT_16,
+    LM_INT_MIXED,
+    LM_INT_BF16 /* no integers: lane_bf16.h's products */
+} lm_int_lane;
 
 #define LM_INT_BLK 32u
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
 #define LM_INT_GROUP 96u /* tiles that a task takes at a time, at most */
 
-/* Quantized rows: tiles of at most 6 (i8) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
+/* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
  *   float dx[W], float sx[W] = dx·float(Σv), int32 c[W] = −128·Σv, int32 ca[W] = the first half's part of c, then
- *   i8: v[8][W][4]; i16: for each of 8 quads hi[W][4], lo[W][4]. */
-static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_8 ? 6 : 4; }
-static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? 48 : 80; } /* bytes of a token in a block */
+ *   i8: v[8][W][4]; i16 and mixed: for each of 8 quads hi[W][4], lo[W][4], then float dh[W]: 256·dx, or negative where lo is not 0.
+ * A kernel may leave lo out, and scale by dh. A quiet block of mixed is held as i16's: hi = v, lo = 0, Σv and c 256 times i8's, dx a 256th of
+ * i8's. Powers of two change no bit. */
+static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_16 ? 4 : 6; }
+static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? 48 : 84; } /* bytes of a token in a block */
 static inline uint32_t lm_int_tiles(lm_int_lane l, uint32_t n_t) { return (n_t + lm_int_width(l) - 1) / lm_int_width(l); }
 static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) {
     return (uint32_t)((uint64_t)i * n_t / lm_int_tiles(l, n_t));
@@ -54,6 +63,8 @@ typedef struct lm_int_segments {
     uint8_t joins[LM_INT_SEGMENTS];
 } lm_int_segments;
 #define LM_INT_WAITING 3u /* at most */
+/* Whether a block whose largest magnitude is m is loud; sum is Σm² of the row's n blocks. */
+static inline bool lm_int_loud(float m, float sum, uint32_t n) { return m * m * (float)n > 3 * sum; }
 
 /* Fills slot 0 or 1 of a plane from a strip's n blocks. */
 typedef void (*lm_int_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *out);

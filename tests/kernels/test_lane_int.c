@@ -1,4 +1,4 @@
-/* Quantized activations: every storage type in lanes i8 and i16 at every level, against plain C bit for bit, and against the exact product
+/* Quantized activations: every storage type in lanes i8, i16 and mixed at every level, against plain C bit for bit, and against the exact product
  * of the quantized problem within what the float accumulation may lose.
  * --bench [TYPE…]: the speed of what is checked, on one thread, as a share of the int8 peak and of the bandwidth measured beside it. */
 #include "kern.h"
@@ -38,15 +38,28 @@ static void random_x(float *x, uint32_t K) {
         if (kind == 4) x[k + kern_below(32)] *= 1000;
     }
 }
-/* What lane_int.h says x becomes, in double. */
-static void quantised(lm_int_lane lane, const float *x, uint32_t K, double *out, double *dx) {
-    for (uint32_t k = 0; k < K; k += 32) {
-        float m = 0;
-        for (uint32_t i = 0; i < 32; i++) m = fmaxf(m, fabsf(x[k + i]));
+static float largest(const float *x) {
+    float m = 0;
+    for (uint32_t i = 0; i < 32; i++) m = fmaxf(m, fabsf(x[i]));
+    return m;
+}
+/* The lane by whose rule block b of a row is rounded. */
+static lm_int_lane rule(lm_int_lane lane, const float *x, uint32_t K, uint32_t b) {
+    if (lane != LM_INT_MIXED) return lane;
+    float sum = 0;
+    for (uint32_t k = 0; k < K; k += 32) sum = fmaf(largest(x + k), largest(x + k), sum);
+    const float m = largest(x + 32 * b);
+    return m * m * (float)(K / 32) > 3 * sum ? LM_INT_16 : LM_INT_8;
+}
+/* What lane_int.h says blocks [k0, k1) of the row x[K] become, in double. */
+static void quantised(lm_int_lane row_lane, const float *x, uint32_t K, uint32_t k0, uint32_t k1, double *out, double *dx) {
+    for (uint32_t k = k0; k < k1; k += 32) {
+        const lm_int_lane lane = rule(row_lane, x, K, k / 32);
+        const float m = largest(x + k);
         const bool zero = m < 0x1p-100f;
         const float s = (float)top[lane] / m;
-        dx[k / 32] = zero ? 0 : m / (float)top[lane];
-        for (uint32_t i = 0; i < 32; i++) out[k + i] = zero ? 0 : (double)lrintf(x[k + i] * s);
+        dx[(k - k0) / 32] = zero ? 0 : m / (float)top[lane];
+        for (uint32_t i = 0; i < 32; i++) out[k - k0 + i] = zero ? 0 : (double)lrintf(x[k + i] * s);
     }
 }
 
@@ -75,7 +88,7 @@ static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) {
 static void near_exact(const problem *p, lm_int_lane lane, const float *y) {
     double *w = malloc(sizeof(double) * p->K), *v = malloc(sizeof(double) * p->K), dx[64];
     for (uint32_t t = 0; t < p->T; t++) {
-        quantised(lane, p->x + (size_t)t * p->K, p->K, v, dx);
+        quantised(lane, p->x + (size_t)t * p->K, p->K, 0, p->K, v, dx);
         for (uint32_t r = 0; r < p->rows; r++) {
             lm_dequant_f64(p->t, p->raw + (size_t)r * (p->K / p->t->block) * p->t->bytes, w, p->K);
             double exact = p->bias ? p->bias[r] : 0, size = fabs(exact);
@@ -102,7 +115,7 @@ static float plain_segment(const problem *p, lm_int_lane lane, uint32_t row, uin
         int8_t q[256];
         float scale[16], min[16], part[2] = {0}, sum[2] = {0};
         double v[32], dx;
-        quantised(lane, x + b * 32, 32, v, &dx);
+        quantised(lane, x, p->K, b * 32, b * 32 + 32, v, &dx);
         t->ints(raw + (size_t)(b * 32 / t->block) * t->bytes, q, scale, min);
         const uint32_t in = b * 32 % t->block, halves = 32 / t->group, g = in / t->group;
         for (uint32_t h = 0; h < halves; h++) {
@@ -165,7 +178,7 @@ static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool
         p.bias = malloc(sizeof(float) * rows);
         for (uint32_t i = 0; i < rows; i++) p.bias[i] = kern_normal();
     }
-    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_16; lane++) {
+    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_MIXED; lane++) {
         float *plain = run(&p, lm_int_nth(0), lane);
         near_exact(&p, lane, plain);
         is_the_contract(&p, lane, plain);
@@ -234,8 +247,8 @@ static void quantises(void **state) {
             x[t][i] = (float)((int)i - 16) * 0.5f + (t ? 0 : 135.0f) * (i == 0); /* row 0: up to 127, so halves stay halves */
     }
     x[1][40] = INFINITY, x[2][70] = -NAN, x[3][100] = 3e38f, x[4][130] = 0x1p-149f, x[5][32] = -INFINITY;
-    uint8_t plain[6 * (K / 32) * 80], got[sizeof plain];
-    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_16; lane++)
+    uint8_t plain[6 * (K / 32) * 84], got[sizeof plain];
+    for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_MIXED; lane++)
         for (uint32_t w = 1; w <= lm_int_width(lane); w++) {
             const size_t n = (size_t)w * (K / 32) * lm_int_token(lane);
             lm_int_nth(0)->quantise(lane, row, w, K, plain);

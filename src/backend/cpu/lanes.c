@@ -2,25 +2,20 @@
 #include "backend/cpu/cpu.h"
 #include <string.h>
 
-/* Whether an op's result goes into an activation: FFN gate and up. */
-static bool activated(const lm_program *p, const lm_op *op) {
-    for (uint32_t i = 0; i < p->n_ops; i++) {
-        const lm_op *o = &p->op[i];
-        if ((o->kind == LM_OP_GATED || o->kind == LM_OP_ACT) && (o->a == op->out || o->b == op->out)) return true;
-    }
-    return false;
-}
-/* mixed: i8 only where an activation follows. Those are about half of the work and a quarter of the error (docs/lanes.md has the table). */
+/* Whether an op is one of the head: run for the rows whose logits are wanted, few of a prompt's. */
+static bool of_head(const lm_program *p, const lm_op *op) { return (size_t)(op - p->op) >= p->head_first; }
+/* mixed: a row's loud blocks in 16 bits, all of it in the head (docs/lanes.md has the table). */
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out) {
-    const bool i8 = strcmp(d->lane, "i8") == 0, i16 = strcmp(d->lane, "i16") == 0, mixed = strcmp(d->lane, "mixed") == 0;
     const lm_packed_matrix *w = d->weight;
+    const bool i8 = strcmp(d->lane, "i8") == 0, i16 = strcmp(d->lane, "i16") == 0, mixed = strcmp(d->lane, "mixed") == 0;
+    const lm_int_lane lane = i8 ? LM_INT_8 : i16 ? LM_INT_16 : mixed ? LM_INT_MIXED : LM_INT_NONE;
     out->lane = out->down = LM_INT_NONE;
     if (d->bf16) out->lane = out->down = LM_INT_BF16;
-    if (!i8 && !i16 && !mixed) return;
-    if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = i8 || (mixed && activated(p, op)) ? LM_INT_8 : LM_INT_16;
+    if (lane == LM_INT_NONE) return;
+    if (op->kind == LM_OP_LINEAR && lm_int_fits(&w[op->w])) out->lane = lane == LM_INT_MIXED && of_head(p, op) ? LM_INT_16 : lane;
     if (op->kind != LM_OP_EXPERTS) return;
-    if (lm_int_fits(&w[op->w]) && lm_int_fits(&w[op->w2])) out->lane = i16 ? LM_INT_16 : LM_INT_8; /* they share their input */
-    if (lm_int_fits(&w[op->w3])) out->down = i8 ? LM_INT_8 : LM_INT_16;
+    if (lm_int_fits(&w[op->w]) && lm_int_fits(&w[op->w2])) out->lane = lane; /* they share their input */
+    if (lm_int_fits(&w[op->w3])) out->down = lane;
 }
 
 static lm_product as_float(const lm_cpu_product *p) {
@@ -29,7 +24,7 @@ static lm_product as_float(const lm_cpu_product *p) {
 static lm_int_product as_int(const lm_cpu_product *p) {
     return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy};
 }
-static bool is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16; }
+static bool is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16 || lane == LM_INT_MIXED; }
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
     return is_int(lane) ? lm_int_scratch(K) : lm_product_scratch(n_t);
 }

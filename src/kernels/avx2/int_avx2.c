@@ -39,25 +39,26 @@ LM_INLINE void put_bytes(const __m256i v[4], uint8_t *dst, size_t step) {
     _mm256_storeu_si256((__m256i *)word, _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3])));
     LM_UNROLL for (uint32_t j = 0; j < 8; j++) memcpy(dst + j * step, &word[(j & 1) * 4 + j / 2], 4);
 }
-LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
-    const float top = lane == LM_INT_8 ? 127.0f : 32512.0f;
-    __m256 f[4];
-    __m256i a[4], v[4];
-    LM_UNROLL for (int i = 0; i < 4; i++) {
-        f[i] = _mm256_loadu_ps(x + 8 * i);
-        a[i] = _mm256_and_si256(_mm256_castps_si256(f[i]), _mm256_set1_epi32(0x7fffffff));
-    }
+LM_INLINE float largest(const float *x) {
+    __m256i a[4];
+    LM_UNROLL for (int i = 0; i < 4; i++) a[i] = _mm256_and_si256(_mm256_castps_si256(_mm256_loadu_ps(x + 8 * i)), _mm256_set1_epi32(0x7fffffff));
     a[0] = _mm256_max_epi32(_mm256_max_epi32(a[0], a[1]), _mm256_max_epi32(a[2], a[3]));
     __m128i m4 = _mm_max_epi32(_mm256_castsi256_si128(a[0]), _mm256_extracti128_si256(a[0], 1));
     m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0x4e));
     m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
-    const bool finite = _mm_cvtsi128_si32(m4) < 0x7f800000;
-    const float m = _mm_cvtss_f32(_mm_castsi128_ps(m4));
-    const bool zero = finite && m < 0x1p-100f;
-    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    return _mm_cvtss_f32(_mm_castsi128_ps(m4));
+}
+/* m: largest(x); quiet: by i8's rule, held as a multiple of 256 unless the lane is i8 */
+LM_INLINE void quantise_block(lm_int_lane lane, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+    const float top = quiet ? 127.0f : 32512.0f;
+    const bool high = quiet && lane != LM_INT_8;
+    __m256i v[4];
+    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
+    const float dx = (zero ? 0.0f : finite ? m / top : __builtin_nanf("")) * (high ? 0x1p-8f : 1.0f), s = zero || !finite ? 0.0f : top / m;
     LM_UNROLL for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(f[i], _mm256_set1_ps(s)));
+        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(s)));
         if (!finite) v[i] = _mm256_setzero_si256();
+        if (high) v[i] = _mm256_slli_epi32(v[i], 8);
     }
     uint8_t *q = dst + 16 * w + 4 * t;
     if (lane == LM_INT_8)
@@ -80,14 +81,34 @@ LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint
     memcpy(dst + 4 * (w + t), &sx, 4);
     memcpy(dst + 4 * (2 * w + t), &c, 4);
     memcpy(dst + 4 * (3 * w + t), &ca, 4);
+    const float dh = quiet ? 256 * dx : -1.0f;
+    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
+}
+static void quantise_mixed(const float *x, uint32_t w, uint32_t t, uint32_t K, uint8_t *dst) {
+    float sum = 0;
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK) {
+        const float m = largest(x + k);
+        sum = __builtin_fmaf(m, m, sum);
+    }
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(LM_INT_MIXED)) {
+        const float m = largest(x + k);
+        if (lm_int_loud(m, sum, K / LM_INT_BLK))
+            quantise_block(LM_INT_16, false, m, x + k, w, t, dst);
+        else
+            quantise_block(LM_INT_16, true, m, x + k, w, t, dst);
+    }
 }
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+    if (lane == LM_INT_MIXED) {
+        for (uint32_t t = 0; t < w; t++) quantise_mixed(x[t], w, t, K, dst);
+        return;
+    }
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
         for (uint32_t t = 0; t < w; t++) {
             if (lane == LM_INT_8)
-                quantise_block(LM_INT_8, x[t] + k, w, t, dst);
+                quantise_block(LM_INT_8, true, largest(x[t] + k), x[t] + k, w, t, dst);
             else
-                quantise_block(LM_INT_16, x[t] + k, w, t, dst);
+                quantise_block(LM_INT_16, false, largest(x[t] + k), x[t] + k, w, t, dst);
         }
 }
 /* u up to 63: two products and their sum stay within 16 bits */

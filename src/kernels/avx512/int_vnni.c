@@ -17,9 +17,11 @@ LM_INLINE __m512i word(const uint8_t *p) {
     return _mm512_set1_epi32(v);
 }
 LM_INLINE __m512 real(const uint8_t *p) { return _mm512_castsi512_ps(word(p)); }
-/* A part of a tile: T of its W tokens, from the t0-th; P bytes of 8 bits make an activation. All constants where they are inlined. */
+/* A part of a tile: T of its W tokens, from the t0-th; P bytes of 8 bits make an activation, of which the low one is left out where `high` is
+ * set. All constants where they are inlined. */
 typedef struct part {
     int T, W, t0, P;
+    bool high;
 } part;
 /* i[s][t] += Σ over quads [j0, j1) of a block, of the byte `plane` of the activations */
 LM_INLINE void dots(part p, int plane, const uint8_t *q, const uint8_t *x, int j0, int j1, __m512i i[2][6]) {
@@ -36,7 +38,10 @@ LM_INLINE void dots(part p, int plane, const uint8_t *q, const uint8_t *x, int j
 LM_INLINE void ints(part p, const uint8_t *q, const uint8_t *x, int j0, int j1, const __m512i c[6], __m512 f[2][6]) {
     __m512i i[2][6];
     LM_UNROLL for (int t = 0; t < p.T; t++) i[0][t] = i[1][t] = c[t];
-    if (p.P == 2) {
+    if (p.high) { /* a 256th of the integers, to meet 256·dx */
+        LM_UNROLL for (int t = 0; t < p.T; t++) i[0][t] = i[1][t] = _mm512_srai_epi32(c[t], 8);
+        dots(p, 0, q, x, j0, j1, i);
+    } else if (p.P == 2) {
         __m512i hi[2][6];
         LM_UNROLL for (int t = 0; t < p.T; t++) hi[0][t] = hi[1][t] = _mm512_setzero_si512();
         LM_UNROLL for (int j = j0; j < j1; j++) {
@@ -51,6 +56,8 @@ LM_INLINE void ints(part p, const uint8_t *q, const uint8_t *x, int j0, int j1, 
 }
 /* Row `a` of the tile's four (dx, sx, c, ca), token t */
 LM_INLINE const uint8_t *head(part p, const uint8_t *x, int a, int t) { return x + 4 * (a * p.W + p.t0 + t); }
+/* dx, in the measure that `ints` gives */
+LM_INLINE __m512 step_of(part p, const uint8_t *x, int t) { return real(p.high ? x + 80 * p.W + 4 * (p.t0 + t) : head(p, x, 0, t)); }
 
 /* One block with one scale */
 LM_INLINE void block_1(part p, bool min, const uint8_t *q, const float *d, const float *m, const uint8_t *x, __m512 acc[2][6]) {
@@ -60,7 +67,7 @@ LM_INLINE void block_1(part p, bool min, const uint8_t *q, const float *d, const
     ints(p, q, x, 0, 8, c, f);
     const __m512 d0 = _mm512_loadu_ps(d), d1 = _mm512_loadu_ps(d + 16);
     LM_UNROLL for (int t = 0; t < p.T; t++) {
-        const __m512 dx = real(head(p, x, 0, t));
+        const __m512 dx = step_of(p, x, t);
         acc[0][t] = _mm512_fmadd_ps(_mm512_mul_ps(f[0][t], d0), dx, acc[0][t]);
         acc[1][t] = _mm512_fmadd_ps(_mm512_mul_ps(f[1][t], d1), dx, acc[1][t]);
     }
@@ -83,7 +90,7 @@ LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const
     LM_UNROLL for (int t = 0; t < p.T; t++) c[t] = _mm512_sub_epi32(word(head(p, x, 2, t)), word(head(p, x, 3, t)));
     ints(p, q, x, 4, 8, c, g);
     LM_UNROLL for (int s = 0; s < 2; s++) LM_UNROLL for (int t = 0; t < p.T; t++) acc[s][t] =
-        _mm512_fmadd_ps(_mm512_fmadd_ps(g[s][t], _mm512_loadu_ps(d + 32 + 16 * s), f[s][t]), real(head(p, x, 0, t)), acc[s][t]);
+        _mm512_fmadd_ps(_mm512_fmadd_ps(g[s][t], _mm512_loadu_ps(d + 32 + 16 * s), f[s][t]), step_of(p, x, t), acc[s][t]);
     if (!min) return;
     LM_UNROLL for (int t = 0; t < p.T; t++) { /* Σv of the halves from their corrections, exactly */
         const __m512i first = word(head(p, x, 3, t)), second = _mm512_sub_epi32(word(head(p, x, 2, t)), first);
@@ -96,18 +103,22 @@ LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const
         }
     }
 }
+/* Block b of the plane; x is its place in the tile. */
+LM_INLINE void add_block(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, __m512 acc[2][6]) {
+    const float *d = w->scale + (size_t)b * H * 32, *m = w->min + (size_t)b * H * 32;
+    if (H == 1)
+        block_1(p, min, w->q + (size_t)b * 1024, d, m, x, acc);
+    else
+        block_2(p, min, w->q + (size_t)b * 1024, d, m, x, acc);
+}
 LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 80);
+    const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 84);
     __m512 waiting[LM_INT_WAITING][2][6], acc[2][6];
     LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
     for (uint32_t s = 0, n = 0;;) {
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             LM_UNROLL for (size_t i = 0; i < step; i += 64) __builtin_prefetch(x + b * step + i + 2304);
-            const float *d = w->scale + (size_t)b * H * 32, *m = w->min + (size_t)b * H * 32;
-            if (H == 1)
-                block_1(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
-            else
-                block_2(p, min, w->q + (size_t)b * 1024, d, m, x + b * step, acc);
+            add_block(p, H, min, w, x + b * step, b, acc);
         }
         for (uint32_t j = g->joins[s]; j > 0; j--, n--)
             LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) acc[i][t] =
@@ -122,38 +133,96 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
     LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++)
         _mm512_storeu_ps(out + (size_t)(p.t0 + t) * ld + 16 * i, acc[i][t]);
 }
+/* Blocks [b, end) into the sums at out, which stay in registers in between. */
+LM_INLINE void blocks(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, uint32_t end, float out[6][32]) {
+    const size_t step = (size_t)p.W * 84;
+    __m512 acc[2][6];
+    LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) acc[i][t] = _mm512_loadu_ps(&out[p.t0 + t][16 * i]);
+    for (; b < end; b++) add_block(p, H, min, w, x + b * step, b, acc);
+    LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) _mm512_storeu_ps(&out[p.t0 + t][16 * i], acc[i][t]);
+}
+/* Whether a token of the part has low bytes in this block */
+LM_INLINE bool any_low(part p, const uint8_t *x) {
+    int32_t any = 0, dh;
+    LM_UNROLL for (int t = 0; t < p.T; t++) {
+        memcpy(&dh, x + 80 * p.W + 4 * (p.t0 + t), 4);
+        any |= dh;
+    }
+    return any < 0;
+}
+/* A segment of lane mixed: runs of blocks without low bytes, and single blocks with them. Both bytes of more than four tokens do not fit the
+ * registers, so those go by halves. */
+LM_INLINE void mixed_segment(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, uint32_t stop, float out[6][32]) {
+    const part high = {p.T, p.W, p.t0, 2, true};
+    const part first = {p.T > 4 ? 3 : p.T, p.W, p.t0, 2, false}, rest = {p.T > 4 ? p.T - 3 : 0, p.W, p.t0 + 3, 2, false};
+    const size_t step = (size_t)p.W * 84;
+    while (b < stop) {
+        uint32_t end = b;
+        while (end < stop && !any_low(p, x + end * step)) end++;
+        if (end > b)
+            blocks(high, H, min, w, x, b, end, out);
+        else {
+            blocks(first, H, min, w, x, b, ++end, out);
+            if (rest.T) blocks(rest, H, min, w, x, b, end, out);
+        }
+        b = end;
+    }
+}
+LM_INLINE void mixed_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
+    float sum[LM_INT_WAITING + 1][6][32]; /* those that wait, then the segment's */
+    uint32_t n = 0;
+    for (uint32_t s = 0; s < g->n; s++, n++) {
+        memset(sum[n], 0, sizeof sum[n]);
+        mixed_segment(p, H, min, w, x, g->bound[s], g->bound[s + 1], sum[n]);
+        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
+            LM_UNROLL for (int t = p.t0; t < p.t0 + p.T; t++) LM_UNROLL for (int i = 0; i < 32; i += 16)
+                _mm512_storeu_ps(&sum[n - 1][t][i], _mm512_add_ps(_mm512_loadu_ps(&sum[n - 1][t][i]), _mm512_loadu_ps(&sum[n][t][i])));
+    }
+    LM_UNROLL for (int t = p.t0; t < p.t0 + p.T; t++) memcpy(out + (size_t)t * ld, sum[0][t], sizeof sum[0][t]);
+}
 /* Kinds with two scales take a tile of W tokens as A and W − A. */
-#define LM_TILE_KIND(W, P, A) \
+#define LM_TILE_KIND(PART, W, P, A) \
     case W: \
         if (w->halves == 1 && !w->has_min) \
-            tile_part((part){W, W, 0, P}, 1, false, w, x, g, out, ld); \
+            PART((part){W, W, 0, P, false}, 1, false, w, x, g, out, ld); \
         else if (w->halves == 1) \
-            tile_part((part){W, W, 0, P}, 1, true, w, x, g, out, ld); \
+            PART((part){W, W, 0, P, false}, 1, true, w, x, g, out, ld); \
         else if (!w->has_min) { \
-            tile_part((part){A, W, 0, P}, 2, false, w, x, g, out, ld); \
-            if (W > A) tile_part((part){W - A, W, A, P}, 2, false, w, x, g, out, ld); \
+            PART((part){A, W, 0, P, false}, 2, false, w, x, g, out, ld); \
+            if (W > A) PART((part){W - A, W, A, P, false}, 2, false, w, x, g, out, ld); \
         } else { \
-            tile_part((part){A, W, 0, P}, 2, true, w, x, g, out, ld); \
-            if (W > A) tile_part((part){W - A, W, A, P}, 2, true, w, x, g, out, ld); \
+            PART((part){A, W, 0, P, false}, 2, true, w, x, g, out, ld); \
+            if (W > A) PART((part){W - A, W, A, P, false}, 2, true, w, x, g, out, ld); \
         } \
         break;
 static void tile_8(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
-        LM_TILE_KIND(1, 1, 1)
-        LM_TILE_KIND(2, 1, 2)
-        LM_TILE_KIND(3, 1, 3)
-        LM_TILE_KIND(4, 1, 4)
-        LM_TILE_KIND(5, 1, 5)
-        LM_TILE_KIND(6, 1, 6)
+        LM_TILE_KIND(tile_part, 1, 1, 1)
+        LM_TILE_KIND(tile_part, 2, 1, 2)
+        LM_TILE_KIND(tile_part, 3, 1, 3)
+        LM_TILE_KIND(tile_part, 4, 1, 4)
+        LM_TILE_KIND(tile_part, 5, 1, 5)
+        LM_TILE_KIND(tile_part, 6, 1, 6)
     default: break;
     }
 }
 static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
-        LM_TILE_KIND(1, 2, 1)
-        LM_TILE_KIND(2, 2, 2)
-        LM_TILE_KIND(3, 2, 3)
-        LM_TILE_KIND(4, 2, 4)
+        LM_TILE_KIND(tile_part, 1, 2, 1)
+        LM_TILE_KIND(tile_part, 2, 2, 2)
+        LM_TILE_KIND(tile_part, 3, 2, 3)
+        LM_TILE_KIND(tile_part, 4, 2, 4)
+    default: break;
+    }
+}
+static void tile_mixed(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
+    switch (n_t) {
+        LM_TILE_KIND(mixed_part, 1, 2, 1)
+        LM_TILE_KIND(mixed_part, 2, 2, 2)
+        LM_TILE_KIND(mixed_part, 3, 2, 3)
+        LM_TILE_KIND(mixed_part, 4, 2, 2)
+        LM_TILE_KIND(mixed_part, 5, 2, 3)
+        LM_TILE_KIND(mixed_part, 6, 2, 3)
     default: break;
     }
 }
@@ -161,6 +230,8 @@ static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint
                  size_t ld) {
     if (lane == LM_INT_8)
         tile_8(w, x, n_t, g, out, ld);
+    else if (lane == LM_INT_MIXED)
+        tile_mixed(w, x, n_t, g, out, ld);
     else
         tile_16(w, x, n_t, g, out, ld);
 }

@@ -108,7 +108,7 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
 /* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
                           int T, int P, const uint8_t *strip, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    const size_t step = (size_t)T * (P == 1 ? 48 : 80);
+    const size_t step = (size_t)T * (P == 1 ? 48 : 84);
     vf waiting[LM_INT_WAITING][6], acc[6];
     LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
     for (uint32_t s = 0, n = 0;;) {
@@ -170,6 +170,8 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
             LM_INT_GEMV_16(2, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
             LM_INT_GEMV_16(3, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
             LM_INT_GEMV_16(4, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(5, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
+            LM_INT_GEMV_16(6, PLACE, QUAD, SCALE, MIN, OFF, H, BYTES) \
         default: break; \
         } \
     }

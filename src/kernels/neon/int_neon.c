@@ -52,19 +52,24 @@ LM_INLINE void put_bytes(const int16x8_t v[4], uint8_t *dst, size_t step) {
     vst1q_u8(byte + 16, vreinterpretq_u8_s8(vmovn_high_s16(vmovn_s16(v[2]), v[3])));
     LM_UNROLL for (uint32_t j = 0; j < 8; j++) memcpy(dst + j * step, byte + 4 * j, 4);
 }
-LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
-    const float top = lane == LM_INT_8 ? 127.0f : 32512.0f;
+LM_INLINE float largest(const float *x) {
     uint32x4_t most = vdupq_n_u32(0);
     LM_UNROLL for (int i = 0; i < 8; i++) most = vmaxq_u32(most, vandq_u32(vreinterpretq_u32_f32(vld1q_f32(x + 4 * i)), vdupq_n_u32(0x7fffffff)));
     const uint32_t bits = vmaxvq_u32(most); /* in the order of magnitudes, NaN last */
     float m;
     memcpy(&m, &bits, sizeof m);
-    const bool finite = bits < 0x7f800000u, zero = finite && m < 0x1p-100f;
-    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    return m;
+}
+/* m: largest(x); quiet: by i8's rule, held as a multiple of 256 unless the lane is i8 */
+LM_INLINE void quantise_block(lm_int_lane lane, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+    const float top = quiet ? 127.0f : 32512.0f;
+    const bool high = quiet && lane != LM_INT_8, finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
+    const float dx = (zero ? 0.0f : finite ? m / top : __builtin_nanf("")) * (high ? 0x1p-8f : 1.0f), s = zero || !finite ? 0.0f : top / m;
     int16x8_t v[4];
     LM_UNROLL for (int i = 0; i < 4; i++) {
         const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i), s)), b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i + 4), s));
         v[i] = finite ? vmovn_high_s32(vmovn_s32(a), b) : vdupq_n_s16(0);
+        if (high) v[i] = vshlq_n_s16(v[i], 8); /* at most 127·256 */
     }
     uint8_t *q = dst + 16 * w + 4 * t;
     if (lane == LM_INT_8) put_bytes(v, q, (size_t)w * 4);
@@ -80,12 +85,29 @@ LM_INLINE void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint
     memcpy(dst + 4 * (w + t), &sx, 4);
     memcpy(dst + 4 * (2 * w + t), &c, 4);
     memcpy(dst + 4 * (3 * w + t), &ca, 4);
+    const float dh = quiet ? 256 * dx : -1.0f;
+    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
+}
+static void quantise_mixed(const float *x, uint32_t w, uint32_t t, uint32_t K, uint8_t *dst) {
+    float sum = 0;
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK) {
+        const float m = largest(x + k);
+        sum = __builtin_fmaf(m, m, sum);
+    }
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(LM_INT_MIXED)) {
+        const float m = largest(x + k);
+        quantise_block(LM_INT_16, !lm_int_loud(m, sum, K / LM_INT_BLK), m, x + k, w, t, dst);
+    }
 }
 void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+    if (lane == LM_INT_MIXED) {
+        for (uint32_t t = 0; t < w; t++) quantise_mixed(x[t], w, t, K, dst);
+        return;
+    }
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
         for (uint32_t t = 0; t < w; t++) {
-            if (lane == LM_INT_8) quantise_block(LM_INT_8, x[t] + k, w, t, dst);
-            else quantise_block(LM_INT_16, x[t] + k, w, t, dst);
+            if (lane == LM_INT_8) quantise_block(LM_INT_8, true, largest(x[t] + k), x[t] + k, w, t, dst);
+            else quantise_block(LM_INT_16, false, largest(x[t] + k), x[t] + k, w, t, dst);
         }
 }
 const lm_int_kernels lm_int_neon = {.level = "neon", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

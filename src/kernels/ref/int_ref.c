@@ -8,20 +8,25 @@
 
 #include "kernels/body/int_unpack.h"
 
-static void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
-    const uint32_t top = lane == LM_INT_8 ? 127 : 32512;
+static float largest(const float *x) {
     uint32_t most = 0;
     for (uint32_t i = 0; i < LM_INT_BLK; i++) {
         const uint32_t bits = lm_f32_bits(x[i]) & 0x7fffffffu; /* in the order of magnitudes, NaN last */
         if (bits > most) most = bits;
     }
-    const float m = lm_f32_from_bits(most);
-    const bool finite = most < 0x7f800000u, zero = finite && m < 0x1p-100f;
-    const float dx = zero ? 0.0f : finite ? m / (float)top : NAN, s = zero || !finite ? 0.0f : (float)top / m;
+    return lm_f32_from_bits(most);
+}
+/* quiet: by i8's rule; held as a multiple of 256 unless the lane is i8 */
+static void quantise_block(lm_int_lane lane, bool quiet, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+    const uint32_t top = quiet ? 127 : 32512;
+    const int32_t unit = quiet && lane != LM_INT_8 ? 256 : 1;
+    const float m = largest(x);
+    const bool finite = m < INFINITY, zero = finite && m < 0x1p-100f;
+    const float dx = (zero ? 0.0f : finite ? m / (float)top : NAN) / (float)unit, s = zero || !finite ? 0.0f : (float)top / m;
     int32_t sum[2] = {0, 0};
     int8_t *q = (int8_t *)dst + 16 * w;
     for (uint32_t i = 0; i < LM_INT_BLK; i++) {
-        const int32_t v = finite ? (int32_t)lrintf(x[i] * s) : 0;
+        const int32_t v = finite ? (int32_t)lrintf(x[i] * s) * unit : 0;
         sum[i / 16] += v;
         const uint32_t quad = i / 4, in = t * 4 + i % 4;
         if (lane == LM_INT_8)
@@ -38,10 +43,19 @@ static void quantise_block(lm_int_lane lane, const float *x, uint32_t w, uint32_
     memcpy(dst + 4 * (w + t), &sx, 4);
     memcpy(dst + 4 * (2 * w + t), &c, 4);
     memcpy(dst + 4 * (3 * w + t), &ca, 4);
+    const float dh = quiet ? 256 * dx : -1.0f;
+    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
 }
 static void quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
-        for (uint32_t t = 0; t < w; t++) quantise_block(lane, x[t] + k, w, t, dst);
+    for (uint32_t t = 0; t < w; t++) {
+        uint8_t *to = dst;
+        float sum = 0;
+        for (uint32_t k = 0; lane == LM_INT_MIXED && k < K; k += LM_INT_BLK) sum = fmaf(largest(x[t] + k), largest(x[t] + k), sum);
+        for (uint32_t k = 0; k < K; k += LM_INT_BLK, to += (size_t)w * lm_int_token(lane)) {
+            const bool quiet = lane == LM_INT_8 || (lane == LM_INT_MIXED && !lm_int_loud(largest(x[t] + k), sum, K / LM_INT_BLK));
+            quantise_block(lane, quiet, x[t] + k, w, t, to);
+        }
+    }
 }
 
 /* The exact integer of a row and a token over quads [j0, j1) of a block. */
