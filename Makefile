@@ -84,6 +84,7 @@ unit: $(UNIT_BIN)
 SHARED ?=
 test:
 	@tools/setup --quiet build test
+	@tools/setup --quiet page || echo "make test: no chromium: the reports are not rendered" >&2
 	@$(MAKE) --no-print-directory -j$(JOBS) $(B)/lemma unit
 	@B=$(B) SHARED=$(SHARED) tests/run
 asan:

@@ -94,4 +94,8 @@ void lm_cli_model_callbacks(lm_model_options *o);
 void lm_cli_json_text(FILE *f, const char *s, size_t n);
 /* The whole file (or stdin for "-"), malloc'd and NUL-terminated; NULL after one line on stderr. */
 char *lm_cli_read_file(const char *verb, const char *path, size_t *n);
+/* Whether a report may be written to `path`: nothing is there, or a page (it is replaced; nothing else is). LM_CLI_GO, or 2 after one line. */
+int lm_cli_html_check(const char *verb, const char *path);
+/* html: freed with lm_text_free; NULL: out of memory. LM_CLI_GO, or the exit status after one line. */
+int lm_cli_html_write(const char *verb, const char *path, char *html);
 #endif

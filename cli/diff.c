@@ -4,17 +4,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static int diff(const lm_diff_options *o, bool json) {
+static int diff(const lm_diff_options *o, const char *html, bool json) {
     lm_diff *d = NULL;
     lm_error err = {0};
     lm_cli_catch_interrupts();
     if (lm_diff_run(o, &d, &err) != LM_OK) return lm_cli_error("diff", &err);
     lm_cli_progress_end();
     char *text = json ? lm_diff_json(d) : lm_diff_text(d);
-    const int rc = text ? lm_diff_exit_code(d) : lm_cli_error("diff", &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
+    int rc = text ? lm_diff_exit_code(d) : lm_cli_error("diff", &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
     if (text) fputs(text, stdout);
     if (text && json) fputc('\n', stdout);
     lm_text_free(text);
+    const int wrote = html && text ? lm_cli_html_write("diff", html, lm_diff_html(d)) : LM_CLI_GO;
+    if (wrote != LM_CLI_GO) rc = wrote;
     lm_diff_free(d);
     return rc;
 }
@@ -37,7 +39,7 @@ static int quant(const lm_diff_options *o, lm_quant_by by, bool json) {
 int lm_cli_diff(int argc, char **argv) {
     lm_diff_options o = {.greedy = LM_DIFF_AS_TRACE};
     lm_cli_ids ids = {0};
-    const char *prompt = NULL, *file = NULL;
+    const char *prompt = NULL, *file = NULL, *html = NULL;
     char *text = NULL;
     bool json = false, whole = false, tensors = false, layers = false;
     lm_cli_args args;
@@ -56,6 +58,7 @@ int lm_cli_diff(int argc, char **argv) {
         {"--seed", 0, LM_CLI_U64, &o.seed, "N", "of the perturbations (default 0)"},
         {"--threads", 't', LM_CLI_U32, &o.run.threads, "N", "threads (default: one per physical core)", 1, 1024},
         {"--cpu-level", 0, LM_CLI_STR, &o.run.cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"},
+        {"--html", 0, LM_CLI_STR, &html, "FILE", "a report too: one self-contained page"},
         LM_CLI_JSON_OPT(&json),
         {NULL},
     };
@@ -71,6 +74,10 @@ int lm_cli_diff(int argc, char **argv) {
         rc = lm_cli_usage("diff", "name two sides (or one, with --ties)");
     else if ((ids.n > 0) + (prompt != NULL) + (file != NULL) > 1)
         rc = lm_cli_usage("diff", "give at most one of --ids, --prompt and --text");
+    else if (html && (whole || tensors || layers))
+        rc = lm_cli_usage("diff", "--html does not go with --quant, --per-tensor and --per-layer");
+    else if (html && lm_cli_html_check("diff", html) != LM_CLI_GO)
+        rc = 2;
     else if (tensors && layers)
         rc = lm_cli_usage("diff", "give one of --per-tensor and --per-layer");
     else if ((whole || tensors || layers) && (o.ties || o.model || o.greedy != LM_DIFF_AS_TRACE || o.samples || o.seed || o.timeout))
@@ -86,7 +93,7 @@ int lm_cli_diff(int argc, char **argv) {
         if (!text && prompt) o.text_n = strlen(prompt);
         o.run.progress = lm_cli_progress;
         o.run.interrupted = lm_cli_interrupted;
-        rc = whole || tensors || layers ? quant(&o, tensors ? LM_QUANT_TENSOR : layers ? LM_QUANT_LAYER : LM_QUANT_WHOLE, json) : diff(&o, json);
+        rc = whole || tensors || layers ? quant(&o, tensors ? LM_QUANT_TENSOR : layers ? LM_QUANT_LAYER : LM_QUANT_WHOLE, json) : diff(&o, html, json);
     }
     free(ids.id);
     free(text);

@@ -46,7 +46,7 @@ static int report(const lm_ledger *l, bool json) {
 }
 
 /* Against the trace that o names, or against a receipt. */
-static int judge_one(const char *model, const char *receipt, lm_verify_options *o, bool json) {
+static int judge_one(const char *model, const char *receipt, const char *html, lm_verify_options *o, bool json) {
     lm_ledger *l = NULL;
     lm_error err = {0};
     if (!json) {
@@ -56,13 +56,15 @@ static int judge_one(const char *model, const char *receipt, lm_verify_options *
     if ((receipt ? lm_verify_receipt(model, receipt, o, &l, &err) : lm_verify(model, o, &l, &err)) != LM_OK) return lm_cli_error("verify", &err);
     lm_cli_progress_end();
     int rc = report(l, json);
+    const int wrote = html ? lm_cli_html_write("verify", html, lm_ledger_html(l)) : LM_CLI_GO;
+    if (wrote != LM_CLI_GO) rc = wrote;
     lm_ledger_free(l);
     return rc;
 }
 
 typedef struct form { /* what says which form of the verb is meant */
     bool all, markdown, json;
-    const char *models, *receipt;
+    const char *models, *receipt, *html;
     lm_cli_ids ids, expect;
     uint32_t topk;
 } form;
@@ -75,6 +77,8 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
     if (f->receipt && (f->all || listed || o->converted)) return lm_cli_usage("verify", "--receipt goes with neither --all, --ids nor --converted");
+    if (f->html && (f->all || listed)) return lm_cli_usage("verify", "--html goes with neither --all nor --ids");
+    if (f->html && lm_cli_html_check("verify", f->html) != LM_CLI_GO) return 2;
     uint32_t most = listed || f->receipt ? 1 : 2;
     if (!f->all && args->n > most)
         return lm_cli_usage("verify", "'%.80s' is one argument too many: %s is wanted", args->s[most],
@@ -83,7 +87,7 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (f->all) return lm_cli_verify_all(args, f->models, o, f->markdown ? LM_CLI_MARKDOWN : f->json ? LM_CLI_JSON : LM_CLI_TEXT);
     if (listed) return lm_cli_verify_ids(args->s[0], &o->run, &f->ids, &f->expect, f->topk, f->json);
     o->trace = args->n > 1 ? args->s[1] : NULL;
-    return judge_one(args->s[0], f->receipt, o, f->json);
+    return judge_one(args->s[0], f->receipt, f->html, o, f->json);
 }
 
 int lm_cli_verify(int argc, char **argv) {
@@ -103,6 +107,7 @@ int lm_cli_verify(int argc, char **argv) {
         {"--ids", 0, LM_CLI_IDS, &f.ids, "LIST", "the prompt's token ids: 1,2,3"},
         {"--expect", 0, LM_CLI_IDS, &f.expect, "LIST", "what the bare arg-max run after --ids must give"},
         {"--topk", 0, LM_CLI_U32, &f.topk, "N", "--expect: the N best at each step (default 0)", 0, 1000},
+        {"--html", 0, LM_CLI_STR, &f.html, "FILE", "a report too: one self-contained page"},
         LM_CLI_JSON_OPT(&f.json),
         {NULL},
     };

@@ -39,6 +39,7 @@ void lm_diff_free(lm_diff *d);
 /* The whole as text, the verdict on the last line, or as one JSON object. lm_text_free them; NULL: out of memory. */
 char *lm_diff_text(const lm_diff *d);
 char *lm_diff_json(const lm_diff *d);
+char *lm_diff_html(const lm_diff *d); /* one self-contained page */
 /* 0: every difference is explained as rounding or a near-tie; 1: one is not. */
 int lm_diff_exit_code(const lm_diff *d);
 /* The op that the first finding names ("layer.1.attn.q_norm"), and the side (0: A, 1: B); false: nothing is unexplained. */

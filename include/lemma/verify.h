@@ -62,6 +62,7 @@ lm_summary lm_ledger_summary(const lm_ledger *l);
 /* One claim as lines of text; the whole as one JSON object. lm_text_free what they return; NULL: out of memory. */
 char *lm_claim_text(const lm_claim *c);
 char *lm_ledger_json(const lm_ledger *l);
+char *lm_ledger_html(const lm_ledger *l); /* one self-contained page */
 void lm_text_free(char *text);
 
 /* What both commands take. Strings may be NULL: the default. */

@@ -72,6 +72,12 @@ typedef struct lm_diff_tap {     /* one op over one case */
     } s[2];
 } lm_diff_tap;
 
+enum { LM_BEST = 5 };
+typedef struct lm_diff_best { /* a few of a row's best, for people */
+    uint32_t n, id[LM_BEST];
+    double logprob[LM_BEST];
+} lm_diff_best;
+
 typedef struct lm_diff_row { /* one position */
     uint32_t top[3];         /* A, B, the arbiter; LM_NO_ID: not known */
     double margin[3];        /* between the best and the second; NAN */
@@ -82,6 +88,7 @@ typedef struct lm_diff_row { /* one position */
     uint32_t runner_up;      /* the arbiter's second */
     double kl, dlogprob;     /* KL(B‖A); max |Δlogprob| over the reference's best 64; NAN */
     uint32_t dlogprob_id;
+    const lm_diff_best *best; /* [3] of A, B and the arbiter where A and B differ; else NULL */
 } lm_diff_row;
 
 typedef struct lm_diff_finding {
@@ -159,6 +166,9 @@ void lm_diff_drift(lm_diff_tap *t, int side, lm_dist err, lm_dist noise, double 
 void lm_diff_local(lm_diff_tap *t, int side, lm_dist err, lm_dist noise, double size, uint32_t position, double share);
 
 LM_PRINTF(2, 3) const char *lm_diff_say(lm_diff *d, const char *fmt, ...); /* in the arena; "" when out of memory */
+const char *lm_diff_judged(const lm_diff_row *r);  /* diff_report.c: what the arbiter says of a token that the sides dispute */
+const char *lm_diff_verdict(const lm_diff *d);     /* "explained", "unexplained", "identical", "ties" */
+bool lm_diff_disputed(const lm_diff_row *r);       /* both sides choose, and differently */
 bool lm_diff_near_tie(const lm_diff_row *r, int side); /* its choice differs from the arbiter's, and rounding explains it */
 
 /* ---- mutate.c ---------------------------------------------------------------------------------------------------------------------- */

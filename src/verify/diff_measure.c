@@ -152,6 +152,30 @@ static void compare_listed(const double *x, const lm_side *s, uint32_t position,
 
 static bool lists(const lm_side *s, uint32_t position) { return s->c && s->c->top_logprobs && position < s->c->n; }
 
+/* For a token that the sides dispute: each side's best few, and the arbiter's. */
+static void keep_best(const lm_diff *d, lm_diff_row *r, uint32_t position, const double *const x[3], double *scratch) {
+    const uint32_t vocab = d->p->vocab;
+    lm_diff_best *best = d->arena && lm_diff_disputed(r) ? lm_arena_calloc(d->arena, 3, sizeof *best) : NULL;
+    r->best = best; /* out of memory: they are not shown */
+    for (int s = 0; s < 3 && best; s++) {
+        int32_t id[LM_BEST];
+        const lm_trace_case *c = s < 2 ? d->side[s].c : NULL;
+        const double lse = x[s] ? lm_log_sum_exp(x[s], vocab) : NAN;
+        if (!isnan(lse)) {
+            best[s].n = vocab < LM_BEST ? vocab : LM_BEST;
+            lm_top_row(x[s], vocab, best[s].n, id);
+        } else if (!x[s] && c && lists(&d->side[s], position)) {
+            best[s].n = c->n_top < LM_BEST ? c->n_top : LM_BEST;
+            memcpy(id, c->top_ids + (size_t)position * c->n_top, best[s].n * sizeof *id);
+            lm_tensor_row_f64(c->top_logprobs, position, scratch);
+        }
+        for (uint32_t i = 0; i < best[s].n; i++) {
+            best[s].id[i] = (uint32_t)id[i];
+            best[s].logprob[i] = x[s] ? x[s][id[i]] - lse : scratch[i];
+        }
+    }
+}
+
 void lm_diff_choices(const lm_diff *d, lm_diff_row *r, uint32_t position, const double *const x[2], const double *truth,
                      const double *const *const sample[2], uint32_t n, double *scratch) {
     const uint32_t vocab = d->p->vocab, best = lm_argmax_row(truth, vocab);
@@ -181,6 +205,7 @@ void lm_diff_choices(const lm_diff *d, lm_diff_row *r, uint32_t position, const 
         compare_listed(x[0], &d->side[1], position, vocab, scratch, r);
     else if (x[1] && lists(&d->side[0], position))
         compare_listed(x[1], &d->side[0], position, vocab, scratch, r);
+    keep_best(d, r, position, (const double *const[]){x[0], x[1], truth}, scratch);
 }
 
 void lm_diff_top(const lm_diff *d, const lm_side *s, lm_diff_tap *t, uint32_t position, const double *truth, const double *const *sample,

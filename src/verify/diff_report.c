@@ -7,13 +7,13 @@
 
 enum { MOST_LINES = 12 }; /* of a list in the text; the JSON has them all */
 
-static bool differs(const lm_diff_row *r) { return r->top[0] != LM_NO_ID && r->top[1] != LM_NO_ID && r->top[0] != r->top[1]; }
-static const char *verdict(const lm_diff *d) {
+bool lm_diff_disputed(const lm_diff_row *r) { return r->top[0] != LM_NO_ID && r->top[1] != LM_NO_ID && r->top[0] != r->top[1]; }
+const char *lm_diff_verdict(const lm_diff *d) {
     return d->n_findings ? "unexplained" : d->ties ? "ties" : d->identical ? "identical" : "explained";
 }
 
 /* What the arbiter says of a token that the sides dispute. */
-static const char *judged(const lm_diff_row *r) {
+const char *lm_diff_judged(const lm_diff_row *r) {
     bool fine[2];
     for (int s = 0; s < 2; s++) fine[s] = r->top[s] == r->top[2] || lm_diff_near_tie(r, s) || r->forked[s];
     if (fine[0] && fine[1])
@@ -30,7 +30,7 @@ static const char *flip_text(const lm_diff *d, const lm_diff_row *r, uint32_t po
                 snprintf(what[s] + at, sizeof what[s] - (size_t)at, isnan(r->distance[s]) ? ")" : ", %.3g from the truth)", r->distance[s]);
     }
     snprintf(buf, n, "position %u: %s, %s, the arbiter %u (margin %.3g over %u; rounding reaches %.3g for A, %.3g for B): %s", position,
-             what[0], what[1], r->top[2], r->margin[2], r->runner_up, r->reach[0], r->reach[1], judged(r));
+             what[0], what[1], r->top[2], r->margin[2], r->runner_up, r->reach[0], r->reach[1], lm_diff_judged(r));
     return buf;
 }
 
@@ -53,7 +53,7 @@ static void output_lines(FILE *f, const lm_diff_case *c) {
     double kl = -1, sum = 0, lp = -1;
     for (uint32_t i = 0; i < c->n; i++) {
         const lm_diff_row *r = &c->row[i];
-        if (r->top[0] != LM_NO_ID && r->top[1] != LM_NO_ID) both++, equal += !differs(r);
+        if (r->top[0] != LM_NO_ID && r->top[1] != LM_NO_ID) both++, equal += !lm_diff_disputed(r);
         if (!isnan(r->kl)) {
             n_kl++;
             sum += r->kl;
@@ -133,7 +133,7 @@ static void flip_lines(FILE *f, const lm_diff *d, const lm_diff_case *c) {
     uint32_t n = 0;
     char buf[512];
     for (uint32_t i = 0; i < c->n; i++)
-        if (differs(&c->row[i]) && n++ < MOST_LINES) fprintf(f, "  %s\n", flip_text(d, &c->row[i], i, buf, sizeof buf));
+        if (lm_diff_disputed(&c->row[i]) && n++ < MOST_LINES) fprintf(f, "  %s\n", flip_text(d, &c->row[i], i, buf, sizeof buf));
     if (n > MOST_LINES) fprintf(f, "  and %u more positions (--json has all)\n", n - MOST_LINES);
 }
 
@@ -154,7 +154,7 @@ static uint32_t tie_lines(FILE *f, const lm_diff *d, const lm_diff_case *c) {
 static void last_line(FILE *f, const lm_diff *d, uint32_t ties) {
     uint32_t flips = 0;
     for (uint32_t k = 0; k < d->n_cases; k++)
-        for (uint32_t i = 0; i < d->c[k].n; i++) flips += differs(&d->c[k].row[i]);
+        for (uint32_t i = 0; i < d->c[k].n; i++) flips += lm_diff_disputed(&d->c[k].row[i]);
     if (d->n_findings)
         fprintf(f, "unexplained: %u difference%s that rounding does not explain\n", d->n_findings, d->n_findings == 1 ? "" : "s");
     else if (d->ties)
@@ -242,7 +242,7 @@ static json_t *row_json(const lm_diff *d, const lm_diff_row *r, uint32_t positio
                                 json_pack("{s:o, s:o, s:o, s:o, s:o, s:b, s:b}", "top", token(r->top[s]), "margin", number(r->margin[s]),
                                           "deficit", number(r->deficit[s]), "reach", number(r->reach[s]), "distance",
                                           number(r->distance[s]), "forked", r->forked[s], "tie", tie(r, s)));
-    if (differs(r)) json_object_set_new(o, "verdict", json_string(judged(r)));
+    if (lm_diff_disputed(r)) json_object_set_new(o, "verdict", json_string(lm_diff_judged(r)));
     return o;
 }
 
@@ -266,7 +266,7 @@ char *lm_diff_json(const lm_diff *d) {
     }
     json_t *root =
         json_pack("{s:s, s:s, s:i, s:o, s:o, s:s, s:i}", "A", d->side[0].about, "B", d->side[1].spec ? d->side[1].about : "", "samples",
-                  (int)d->samples, "cases", cases, "findings", findings, "verdict", verdict(d), "exit", lm_diff_exit_code(d));
+                  (int)d->samples, "cases", cases, "findings", findings, "verdict", lm_diff_verdict(d), "exit", lm_diff_exit_code(d));
     char *s = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     return s;

@@ -32,10 +32,11 @@ static void worst_take(lm_worst *w, double value, bool worse, uint32_t at, uint3
     *w = (lm_worst){.value = value, .at = at, .position = position, .ours = ours, .ref = ref, .any = true};
 }
 
-static void take_diff(lm_worst *w, const double *ours, const double *ref, uint32_t n, uint32_t position) {
+static double take_diff(lm_worst *w, const double *ours, const double *ref, uint32_t n, uint32_t position) {
     uint64_t at;
     double d = lm_max_diff(ours, ref, n, &at);
     worst_take(w, d, d > w->value, (uint32_t)at, position, ours[at], ref[at]);
+    return d;
 }
 
 static void take_argmax(lm_forward *f, uint32_t position) {
@@ -54,13 +55,14 @@ static void take_argmax(lm_forward *f, uint32_t position) {
                 f->flip_ref = ref[i];
             }
         }
+    f->spot[position].flip = wrong;
     if (f->quarter && wrong) f->top_wrong[position / f->quarter]++;
 }
 
 static void take_logprobs(lm_forward *f, uint32_t position) {
     const lm_trace_case *c = f->c;
     double *ref = f->j->ref, lse = lm_log_sum_exp(f->j->ours, f->j->e->program->vocab);
-    double most = 0;
+    double most = 0, far = 0;
     lm_tensor_row_f64(c->top_logprobs, position, ref);
     for (uint32_t i = 0; i < c->n_top; i++) {
         uint32_t id = (uint32_t)c->top_ids[(size_t)position * c->n_top + i];
@@ -68,10 +70,12 @@ static void take_logprobs(lm_forward *f, uint32_t position) {
         if (!isfinite(d)) d = NAN;
         worst_take(&f->logprob, d, d > f->logprob.value, id, position, ours, ref[i]);
         f->logprob_sum += d;
+        far = d > far || isnan(d) ? d : far;
         const double steps = d / fmax(1, fabs(ref[i]));
         if (!(steps <= most)) most = steps;
     }
     f->equal += most <= 0x1p-23;
+    f->spot[position].off = far;
 }
 
 static bool on_logits(void *ctx, const lm_rows *rows) {
@@ -93,7 +97,7 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
         }
         if (f->c->logits) {
             lm_tensor_row_f64(f->c->logits, p, j->ref);
-            take_diff(&f->logit, j->ours, j->ref, vocab, p);
+            f->spot[p].off = take_diff(&f->logit, j->ours, j->ref, vocab, p);
         }
         take_argmax(f, p);
         if (f->c->top_logprobs) take_logprobs(f, p);
@@ -121,6 +125,10 @@ static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_row
             lm_tensor_row_f64(f->c->hidden[slot], at, j->ref);
             double cosine = lm_cosine(j->ours, j->ref, rows->width);
             worst_take(&f->cosine, cosine, cosine < f->cosine.value, slot, at, cosine, 1);
+            uint64_t where;
+            const double off = 1 - cosine, most = lm_max_diff(j->ours, j->ref, rows->width, &where);
+            if (!f->seen[slot] || isnan(off) || off > f->off[slot]) f->off[slot] = off;
+            if (!f->seen[slot] || isnan(most) || most > f->max_abs[slot]) f->max_abs[slot] = most;
             f->seen[slot]++;
         }
     }
@@ -129,13 +137,39 @@ static bool on_tap(void *ctx, const lm_program *p, const lm_op *op, const lm_row
 
 bool lm_forward_has_argmax(const lm_trace_case *c) { return c->argmax || c->logits || c->top_ids; }
 
+static void forget(lm_forward *f) {
+    lm_free(f->seen);
+    lm_free(f->off);
+    lm_free(f->spot);
+    f->seen = NULL;
+    f->off = f->max_abs = NULL;
+    f->spot = NULL;
+}
+
+/* For the page. */
+static lm_status keep(lm_forward *f, uint32_t n_slots, bool every, lm_error *err) {
+    char name[32];
+    for (uint32_t i = 0; i < n_slots; i++)
+        if (f->seen[i])
+            LM_TRY(lm_ledger_depth(f->j->l, &(lm_depth){f->c->k, lm_trace_hidden_name(f->j->t, i, name), fmax(f->off[i], 0), f->max_abs[i]}, err));
+    for (uint32_t i = 0; i < f->c->n && every; i++) LM_TRY(lm_ledger_spot(f->j->l, &f->spot[i], err));
+    return LM_OK;
+}
+
 /* The session must be fresh. `f` comes zeroed but for j, c, stage and (G2) quarter and top_wrong. */
 lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err) {
     const lm_trace_case *c = f->c;
     uint32_t n_slots = f->j->t->n_layers + 2;
     bool every = lm_forward_has_argmax(c);
     f->seen = lm_calloc(n_slots, sizeof *f->seen);
-    if (!f->seen) return lm_fail_nomem(err, "counters", n_slots * sizeof *f->seen);
+    f->off = lm_calloc(n_slots, 2 * sizeof *f->off);
+    f->spot = lm_calloc(c->n ? c->n : 1, sizeof *f->spot);
+    if (!f->seen || !f->off || !f->spot) {
+        forget(f);
+        return lm_fail_nomem(err, "counters", n_slots * 20ull + c->n * sizeof *f->spot);
+    }
+    f->max_abs = f->off + n_slots;
+    for (uint32_t i = 0; i < c->n; i++) f->spot[i] = (lm_spot){.k = c->k, .position = i, .off = NAN};
     lm_sha256_init(&f->hash);
     lm_eval ev = {.id = c->ids,
                   .n = c->n,
@@ -151,8 +185,8 @@ lm_status lm_forward_run(lm_forward *f, lm_session *s, lm_error *err) {
             st = lm_fail(err, LM_INTERNAL, "case %u: %u of %u hidden rows were seen", c->k, f->seen[i], c->n);
     if (st == LM_OK && f->rows != (every ? c->n : 1))
         st = lm_fail(err, LM_INTERNAL, "case %u: %u logits rows came for %u tokens", c->k, f->rows, c->n);
-    lm_free(f->seen);
-    f->seen = NULL;
+    if (st == LM_OK && !f->again) st = keep(f, n_slots, every, err);
+    forget(f);
     return st;
 }
 

@@ -17,7 +17,7 @@ lm_status lm_ledger_create(lm_ledger **out, lm_error *err) {
         lm_free(l);
         return lm_fail_nomem(err, "the ledger", sizeof *l);
     }
-    l->subject = l->arch = l->backend = l->lane = l->trace_sha256 = l->logits_sha256 = "";
+    l->subject = l->arch = l->backend = l->lane = l->trace_sha256 = l->weights_sha256 = l->logits_sha256 = "";
     *out = l;
     return LM_OK;
 }
@@ -26,6 +26,8 @@ void lm_ledger_free(lm_ledger *l) {
     if (!l) return;
     lm_arena_destroy(l->arena);
     lm_free(l->claim);
+    lm_free(l->depth);
+    lm_free(l->spot);
     lm_free(l);
 }
 
@@ -58,6 +60,33 @@ lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err) {
     if (l->nomem) return lm_fail_nomem(err, "a claim's text", 0);
     l->n++;
     if (l->fn) l->fn(l->ctx, to);
+    return LM_OK;
+}
+
+lm_status lm_ledger_depth(lm_ledger *l, const lm_depth *d, lm_error *err) {
+    if (l->n_depth == l->cap_depth) {
+        const uint32_t cap = l->cap_depth ? 2 * l->cap_depth : 64;
+        lm_depth *more = lm_realloc(l->depth, cap * sizeof *more);
+        if (!more) return lm_fail_nomem(err, "the ledger", cap * sizeof *more);
+        l->depth = more;
+        l->cap_depth = cap;
+    }
+    l->depth[l->n_depth] = *d;
+    l->depth[l->n_depth].name = lm_say(l, "%s", d->name);
+    if (l->nomem) return lm_fail_nomem(err, "a name", 32);
+    l->n_depth++;
+    return LM_OK;
+}
+
+lm_status lm_ledger_spot(lm_ledger *l, const lm_spot *s, lm_error *err) {
+    if (l->n_spots == l->cap_spots) {
+        const uint32_t cap = l->cap_spots ? 2 * l->cap_spots : 256;
+        lm_spot *more = lm_realloc(l->spot, cap * sizeof *more);
+        if (!more) return lm_fail_nomem(err, "the ledger", cap * sizeof *more);
+        l->spot = more;
+        l->cap_spots = cap;
+    }
+    l->spot[l->n_spots++] = *s;
     return LM_OK;
 }
 

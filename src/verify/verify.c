@@ -32,6 +32,7 @@ static lm_status judge_binding(lm_judge *j, bool *refuted, lm_error *err) {
         return add(j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "converted from %.16s", want),
                    "is the file's own word: needs the folder that it was converted from", err);
     LM_TRY(lm_source_sha256(j->e->src, hex, on_hash, j, err));
+    j->l->weights_sha256 = lm_say(j->l, "%s", hex);
     if (strcmp(hex, want) && j->o->converted)
         return add(
             j, LM_OPEN, "binding", "the trace is of these weights", "equal sha256", lm_say(j->l, "%.16s", hex),

@@ -71,11 +71,26 @@ void lm_top_row(const double *x, uint32_t n, uint32_t k, int32_t *ids);
 lm_status lm_dump_engine(lm_engine *e, const lm_dump_options *o, char hash[65], lm_error *err);
 
 /* ---- ledger.c ---------------------------------------------------------------------------------------------------------------------*/
+/* For the page: one hidden state over a case, or one position of it. */
+typedef struct lm_depth {
+    uint32_t k;           /* case */
+    const char *name;     /* "layer.3" */
+    double off, max_abs;  /* 1 − the least cosine; the largest difference */
+} lm_depth;
+typedef struct lm_spot {
+    uint32_t k, position;
+    double off;  /* the largest |Δlogprob| over the trace's top ids, or |Δlogit|; NAN: neither is there */
+    bool flip;   /* the arg-max differs */
+} lm_spot;
+
 struct lm_ledger {
     lm_arena *arena;
     lm_claim *claim;
     uint32_t n, cap;
-    const char *subject, *arch, *backend, *lane, *trace_sha256, *logits_sha256; /* "" until known */
+    const char *subject, *arch, *backend, *lane, *weights_sha256, *trace_sha256, *logits_sha256; /* "" until known */
+    lm_depth *depth; /* in the order of cases and depth */
+    lm_spot *spot;   /* in the order of cases and positions */
+    uint32_t n_depth, cap_depth, n_spots, cap_spots;
     bool portable;
     void (*fn)(void *ctx, const lm_claim *c);
     void *ctx;
@@ -84,6 +99,8 @@ struct lm_ledger {
 lm_status lm_ledger_create(lm_ledger **out, lm_error *err);
 LM_PRINTF(2, 3) const char *lm_say(lm_ledger *l, const char *fmt, ...);  /* one line in the ledger's arena */
 lm_status lm_ledger_add(lm_ledger *l, const lm_claim *c, lm_error *err); /* copies the strings; NULL becomes "" */
+lm_status lm_ledger_depth(lm_ledger *l, const lm_depth *d, lm_error *err); /* copies the name */
+lm_status lm_ledger_spot(lm_ledger *l, const lm_spot *s, lm_error *err);
 
 /* ---- the run: what the gates share --------------------------------------------------------------------------------------------------*/
 typedef struct lm_judge {
@@ -131,7 +148,9 @@ typedef struct lm_forward {
     bool again;                                         /* a second run of the case: its logits don't count for the ledger's hash */
     bool not_finite, stray;                             /* stray: a row came that wasn't asked for */
     uint32_t bad_position;
-    uint32_t *seen; /* hidden rows that came, per slot */
+    uint32_t *seen;    /* hidden rows that came, per slot */
+    double *off, *max_abs; /* of them: 1 − the least cosine, the largest difference */
+    lm_spot *spot;     /* [n] of the case */
     uint32_t rows;  /* logits rows that came */
     lm_sha256 hash; /* of the logits' bytes */
 } lm_forward;

@@ -1,5 +1,6 @@
 /* Distances between distributions, hand-computed; and the perplexity with memory that runs out. */
 #include "check.h"
+#include "verify/html.h"
 #include "verify/ppl.h"
 #include "verify/quant.h"
 #include <math.h>
@@ -161,6 +162,35 @@ static void test_quant_failures(void **state) {
     unlink(file);
 }
 
+/* ---- pages ------------------------------------------------------------------------------------------------------------------------- */
+static void test_html(void **state) {
+    (void)state;
+    static const struct { const char *in; size_t n; const char *out; } c[] = {
+        {"<script>", 8, "&lt;script&gt;"},
+        {"\"'&", 3, "&quot;&#39;&amp;"},
+        {"a\nb\tc", 5, "a\xe2\x8f\x8e" "b\tc"},
+        {"\0\x1b", 2, "\xef\xbf\xbd\xef\xbf\xbd"},
+        {"\xff<", 2, "\xef\xbf\xbd&lt;"},          /* no UTF-8 */
+        {"\xe2\x82", 2, "\xef\xbf\xbd"},            /* half a character */
+        {"\xe2\x80\xae" "x", 4, "\xef\xbf\xbd" "x"}, /* the text's direction is not turned round */
+        {"\xc3\xa9\xf0\x9f\x98\x80", 6, "\xc3\xa9\xf0\x9f\x98\x80"},
+    };
+    for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
+        char *text = NULL;
+        size_t n = 0;
+        FILE *f = open_memstream(&text, &n);
+        assert_non_null(f);
+        lm_html_bytes(f, c[i].in, c[i].n);
+        fclose(f);
+        assert_string_equal(text, c[i].out);
+        free(text);
+    }
+    assert_int_equal(lm_html_heat(NAN, 1e-8, 1), 0);
+    assert_int_equal(lm_html_heat(0, 1e-8, 1), 0);
+    assert_int_equal(lm_html_heat(1e-4, 1e-8, 1), 5);
+    assert_int_equal(lm_html_heat(INFINITY, 1e-8, 1), 9);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_whole),
@@ -168,6 +198,7 @@ int main(void) {
         cmocka_unit_test(test_statistics),
         cmocka_unit_test(test_failures),
         cmocka_unit_test(test_quant_failures),
+        cmocka_unit_test(test_html),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,29 @@
+/* Where a report goes: a file of its own, never another's. */
+#include "cli.h"
+#include "lemma/verify.h"
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+
+static const char mark[] = "<!doctype html>";
+
+int lm_cli_html_check(const char *verb, const char *path) {
+    char head[sizeof mark] = "";
+    struct stat st;
+    if (!path || stat(path, &st) != 0) return LM_CLI_GO;
+    FILE *f = S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
+    const size_t n = f ? fread(head, 1, sizeof mark - 1, f) : 0;
+    if (f) fclose(f);
+    if (f && (!st.st_size || (n == sizeof mark - 1 && !memcmp(head, mark, n)))) return LM_CLI_GO;
+    return lm_cli_usage(verb, "--html: %.400s is there and is no page; name another file", path);
+}
+
+int lm_cli_html_write(const char *verb, const char *path, char *html) {
+    if (!html) return lm_cli_error(verb, &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
+    FILE *f = fopen(path, "wb");
+    bool ok = f && fputs(html, f) >= 0;
+    if (f && fclose(f) != 0) ok = false;
+    const int why = errno;
+    lm_text_free(html);
+    return ok ? LM_CLI_GO : lm_cli_usage(verb, "--html: %.400s: could not be written: %s", path, strerror(why));
+}
