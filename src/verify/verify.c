@@ -154,7 +154,9 @@ static lm_status judge_all(lm_judge *j, lm_error *err) {
     LM_TRY(judge_traits(j, err));
     LM_TRY(judge_texts(j, err));
     LM_TRY(lm_judge_tower_claims(j, err));
-    for (uint32_t i = 0; i < j->t->n_cases; i++) {
+    const bool rounds = lm_lane_rounds(j->eo.device.lane);
+    if (rounds) LM_TRY(lm_judge_g3(j, err));
+    for (uint32_t i = 0; i < j->t->n_cases && !rounds; i++) {
         const lm_trace_case *c = &j->t->c[i];
         if (c->gate.present || j->hf_bf16)
             LM_TRY(lm_judge_g2(j, c, err));

@@ -174,6 +174,8 @@ lm_status lm_judge_g2(lm_judge *j, const lm_trace_case *c, lm_error *err);      
 /* met.c: how closely lane hf-bf16 meets a bfloat16 trace, and how much of what is left the order of float32 sums explains. */
 lm_status lm_judge_met(const lm_forward *f, lm_error *err);
 lm_status lm_judge_met_fits(const lm_judge *j, lm_error *err); /* refuses a trace that the lane doesn't imitate */
+bool lm_lane_rounds(const char *lane); /* lane.c: i8, i16, mixed, bf16: judged by G3, in place of G1 and G2 */
+lm_status lm_judge_g3(lm_judge *j, lm_error *err);
 lm_status lm_judge_tower_claims(lm_judge *j, lm_error *err); /* tower.c: claims of the whole file */
 lm_status lm_judge_determinism(lm_judge *j, lm_error *err);  /* determinism.c */
 #endif

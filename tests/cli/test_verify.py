@@ -395,16 +395,34 @@ def tower():
     )
 
 
+def rounding_lanes():
+    """G3: a lane that rounds is held against the arbiter; the trace's own numbers, however wrong, say nothing about it."""
+    hybrid = os.path.join(ROOT, "tests/fixtures/hybrid/hybrid-q4_k_m.gguf")
+    wrong = doctored(setter("c1.logits", 5, 99.0))
+    for model, trace, lane, more in ((hybrid, None, "i8", ["--converted"]), (hybrid, None, "i16", ["--converted"]), (MODEL, wrong, "bf16", [])):
+        r = verify(model, *([trace] if trace else []), "--lane", lane, "--json", *more)
+        d = json.loads(r.stdout) if r.stdout else {"claims": []}
+        rows = [c for c in d["claims"] if c["section"] == "G3"]
+        names = [c["claim"] for c in rows]
+        check(f"{lane}: G3's rows", r.returncode == 0 and len(rows) == 4 and all(any(w in n for n in names) for w in ("mean KL", "p99 KL", "top-1", "dlogprob")), r.stdout[:2000] + r.stderr)
+        check(f"{lane}: no G1", not any(c["section"] in ("G1", "G2") for c in d["claims"]), names)
+        ran = [c for c in d["claims"] if c["claim"] == f"lane {lane} really ran"]
+        levels = [c for c in d["claims"] if c["claim"].startswith("CPU level") and c["verdict"] == "PROVEN"]
+        check(f"{lane}: G4", ran and ran[0]["verdict"] == "PROVEN" and levels and all(c["verdict"] != "REFUTED" for c in d["claims"]), d["claims"])
+    r = verify(hybrid, "--lane", "bf16", "--converted")
+    check("bf16 refuses blocks by name", r.returncode == 2 and "lane bf16 takes weights" in r.stderr and "i16" in r.stderr, r.stderr)
+
+
 def nearer():
-    """A bound that is missed says which side the arbiter is nearer to: a lane that is too coarse, and weights that were damaged."""
+    """A bound that is missed says which side the arbiter is nearer to: the arbiter's own rows, and weights that were damaged."""
     model, own = os.path.join(ROOT, "tests/fixtures/hybrid/hybrid-q4_k_m.gguf"), os.path.join(folder.name, "hybrid.safetensors")
-    r = lemma("dump", model, "--ids", "5,9,2,77,31", "--greedy", "4", "-o", own)
+    r = lemma("dump", model, "--backend", "f64", "--ids", "5,9,2,77,31", "--greedy", "4", "-o", own)
     check("dump for the arbiter", r.returncode == 0, r.stderr)
-    r = verify(model, doctored(metadata("float64_max_dlogit", "1e-5"), own), "--determinism", "off", "--lane", "i8", "--json")
+    r = verify(model, doctored(metadata("float64_max_dlogit", "1e-6"), own), "--determinism", "off", "--json")
     d = json.loads(r.stdout) if r.stdout else {"claims": []}
     rows = [c for c in d["claims"] if c["verdict"] == "REFUTED" and "max |dlogit|" in c["claim"]]
     ok = rows and all(c["arbiter"] and 0 <= c["arbiter"]["reference"] < c["arbiter"]["ours"] and "the reference is nearer; 0 of the" in c["note"] for c in rows)
-    check("a lane that is too coarse", r.returncode == 1 and ok and all(c["arbiter"] is None for c in d["claims"] if c["verdict"] != "REFUTED"), r.stdout[:3000] + r.stderr)
+    check("float32 against the arbiter's rows", r.returncode == 1 and ok and all(c["arbiter"] is None for c in d["claims"] if c["verdict"] != "REFUTED"), r.stdout[:3000] + r.stderr)
     # a weight of the last norm doubled: both of lemma's engines run it, and the reference is far from both, in every row
     out = os.path.join(folder.name, "damaged")
     os.makedirs(out)
@@ -507,6 +525,7 @@ refutations()
 refusals()
 partial()
 tower()
+rounding_lanes()
 nearer()
 near_tie()
 texts()
