@@ -150,7 +150,7 @@ static lm_status run_case(beside *b, const lm_trace_case *c, lm_error *err) {
     if (c->n_greedy) memcpy(b->id + c->n, c->greedy, c->n_greedy * sizeof *b->id);
     lm_status st = lm_session_create(b->j->e, b->j->o->run.chunk, &lane, err);
     if (st == LM_OK) st = lm_session_create(b->exact, 0, &exact, err);
-    if (st == LM_OK) st = lm_state_create(b->exact->program, b->exact->backend->elem_size, &noisy, err);
+    if (st == LM_OK) st = lm_state_create(b->exact->program, b->exact->backend->cache(b->exact->device), &noisy, err);
     for (b->from = 0; st == LM_OK && b->from < b->length; b->from += b->room) {
         const uint32_t n = b->length - b->from < b->room ? b->length - b->from : b->room;
         st = piece(b, lane, n, on_lane, err);
