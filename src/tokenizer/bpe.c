@@ -26,6 +26,11 @@ static lm_merge *merge_slot(const lm_tokenizer *t, int32_t a, int32_t b) {
     return &t->merge[at];
 }
 
+const lm_merge *lm_merge_find(const lm_tokenizer *t, int32_t a, int32_t b) {
+    const lm_merge *m = a < 0 || b < 0 ? NULL : merge_slot(t, a, b);
+    return m && m->left >= 0 ? m : NULL;
+}
+
 lm_status lm_merges_add(lm_tokenizer *t, uint32_t rank, const char *a, size_t an, const char *b, size_t bn, lm_error *err) {
     char small[256], *joined = small;
     uint64_t n;

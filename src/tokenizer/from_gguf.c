@@ -121,6 +121,16 @@ static lm_status load_bpe(const lm_source *s, lm_tokenizer *t, bool *add_bos, lm
     return LM_OK;
 }
 
+/* Where the space before a text goes, which GGUF has no key for: lemma's own says it. */
+static lm_status prepend_scheme(const lm_source *s, lm_prepend *how, lm_error *err) {
+    static const char key[] = "lemma.tokenizer.prepend_scheme";
+    const lm_value *v = lm_meta_get(&s->meta, key);
+    if (!v) return LM_OK;
+    if (v->kind == LM_V_STRING && strcmp(v->str.s, "first") == 0) return *how = LM_PREPEND_FIRST, LM_OK;
+    if (v->kind == LM_V_STRING && strcmp(v->str.s, "always") == 0) return *how = LM_PREPEND_ALWAYS, LM_OK;
+    return bad(err, LM_UNSUPPORTED, key, "must be \"first\" or \"always\"");
+}
+
 static lm_status load_spm(const lm_source *s, lm_tokenizer *t, bool *add_bos, lm_error *err) {
     bool prefix = true;
     const lm_value *score;
@@ -137,8 +147,9 @@ static lm_status load_spm(const lm_source *s, lm_tokenizer *t, bool *add_bos, lm
         t->score[i] = (float)f;
     }
     LM_TRY(get_id(s, "tokenizer.ggml.unknown_token_id", t->n, &t->unk, err));
-    t->pre[t->n_pre++] =
-        (lm_pre_step){.kind = LM_PRE_METASPACE, .prepend = prefix ? LM_PREPEND_SPM : LM_PREPEND_NEVER, .s = SPACE_MARK, .s_n = 3};
+    lm_prepend how = prefix ? LM_PREPEND_SPM : LM_PREPEND_NEVER;
+    LM_TRY(prepend_scheme(s, &how, err));
+    t->pre[t->n_pre++] = (lm_pre_step){.kind = LM_PRE_METASPACE, .prepend = how, .s = SPACE_MARK, .s_n = 3};
     t->plan.byte_fallback = true;
     t->plan.n_replace = 1;
     t->plan.replace[0].from = SPACE_MARK;

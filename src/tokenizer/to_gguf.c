@@ -1,11 +1,12 @@
 #include "tokenizer/to_gguf.h"
 #include "tokenizer/tok.h"
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { U32 = 4, I32 = 5, BOOL = 7, STRING = 8 };                    /* GGUF's value types */
-enum { NORMAL = 1, UNKNOWN, CONTROL, USER, UNUSED };                /* tokenizer.ggml.token_type */
-enum { SPECIALS = 4, BYTES = 256, LETTERS = 11, MAX_ENTRIES = 12 };
+enum { U32 = 4, I32 = 5, F32 = 6, BOOL = 7, STRING = 8 };                    /* GGUF's value types */
+enum { NORMAL = 1, UNKNOWN, CONTROL, USER, UNUSED, BYTE };          /* tokenizer.ggml.token_type */
+enum { SPECIALS = 4, BYTES = 256, LETTERS = 11, MAX_ENTRIES = 14 };
 
 typedef struct out {
     lm_arena *a;
@@ -91,6 +92,12 @@ static lm_status refuse(const lm_source *src, lm_error *err, const char *what) {
     return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "tokenizer.json", "%s", what);
 }
 
+static bool is_byte_token(const lm_tokenizer *t, uint32_t i) {
+    for (int b = 0; b < 256; b++)
+        if (t->byte_id[b] == (int32_t)i) return true;
+    return false;
+}
+
 static lm_status put_tokens(out *o, const lm_tokenizer *t, uint32_t vocab, lm_error *err) {
     lm_str *token = lm_arena_calloc(o->a, vocab, sizeof *token);
     int64_t *type = lm_arena_calloc(o->a, vocab, sizeof *type);
@@ -102,6 +109,8 @@ static lm_status put_tokens(out *o, const lm_tokenizer *t, uint32_t vocab, lm_er
         if (!token[i].s) return lm_fail_nomem(err, "the tokenizer", 0);
         token[i].len = there ? e->text_len : strlen(token[i].s);
         type[i] = !there ? UNUSED : e->flags & LM_TOK_SPECIAL ? CONTROL : e->flags & LM_TOK_ADDED ? USER : NORMAL;
+        if (there && t->byte_fallback && (int32_t)i == t->unk) type[i] = UNKNOWN;
+        if (there && t->byte_fallback && is_byte_token(t, i)) type[i] = BYTE;
     }
     put_strs(o, "tokenizer.ggml.tokens", token, vocab);
     put_types(o, type, vocab);
@@ -198,15 +207,44 @@ static lm_status find_pre(out *o, const lm_source *src, const lm_tokenizer *t, l
     return refuse(src, err, "GGUF has no name for what its pre-tokenizer does");
 }
 
-static lm_status convert(out *o, const lm_source *src, const lm_tokenizer *t, uint32_t vocab, lm_error *err) {
-    if (t->n > vocab) return lm_fail_at(err, LM_FORMAT, src->path, LM_NO_OFFSET, "tokenizer.json", "%u tokens for a vocabulary of %u", t->n, vocab);
-    if (!t->plan.bytes || t->byte_fallback || t->score) return refuse(src, err, "only byte-level BPE is written to GGUF; this one is of another kind");
-    if (t->prefix.n > 1 || t->suffix.n > 1) return refuse(src, err, "GGUF can't say that more than one token is put around a text");
+/* Both give s the same ids, and those the same text. */
+static lm_status same_text(const lm_tokenizer *a, const lm_tokenizer *b, const char *s, bool *same, lm_error *err) {
+    lm_ids x = {0}, y = {0};
+    char *p = NULL, *q = NULL;
+    size_t pn = 0, qn = 0;
+    lm_status st = lm_tokenizer_encode(a, s, strlen(s), true, true, &x, err);
+    if (st == LM_OK) st = lm_tokenizer_encode(b, s, strlen(s), true, true, &y, err);
+    *same = st == LM_OK && x.n == y.n && !memcmp(x.id, y.id, x.n * sizeof *x.id);
+    if (*same) st = lm_tokenizer_decode(a, x.id, x.n, false, &p, &pn, err);
+    if (*same && st == LM_OK) st = lm_tokenizer_decode(b, y.id, y.n, false, &q, &qn, err);
+    *same = *same && st == LM_OK && pn == qn && !memcmp(p, q, pn);
+    lm_free(p);
+    lm_free(q);
+    lm_ids_free(&x);
+    lm_ids_free(&y);
+    return st;
+}
+
+/* The probes, and every added token between words and spaces. */
+static lm_status same_texts(const lm_tokenizer *a, const lm_tokenizer *b, bool *same, lm_error *err) {
+    *same = true;
+    for (size_t i = 0; i < sizeof probes / sizeof *probes && *same; i++) LM_TRY(same_text(a, b, probes[i], same, err));
+    for (uint32_t i = 0; i < a->n_added && *same; i++) {
+        char s[512];
+        if (a->added[i].len > 256 || memchr(a->added[i].text, 0, a->added[i].len)) {
+            *same = false;
+            break;
+        }
+        snprintf(s, sizeof s, "one%.*stwo %.*s  three%.*s", (int)a->added[i].len, a->added[i].text, (int)a->added[i].len, a->added[i].text,
+                 (int)a->added[i].len, a->added[i].text);
+        LM_TRY(same_text(a, b, s, same, err));
+    }
+    return LM_OK;
+}
+
+static lm_status put_ends(out *o, const lm_tokenizer *t) {
     size_t n_eos;
     const int32_t *eos = lm_tokenizer_eos(t, &n_eos);
-    put_str(o, "tokenizer.ggml.model", "gpt2");
-    LM_TRY(put_tokens(o, t, vocab, err));
-    LM_TRY(put_merges(o, t, err));
     int32_t first = t->prefix.n ? t->prefix.id[0] : t->bos, last = t->suffix.n ? t->suffix.id[0] : n_eos ? eos[0] : -1;
     put_id(o, "tokenizer.ggml.bos_token_id", first);
     put_id(o, "tokenizer.ggml.eos_token_id", last);
@@ -214,6 +252,58 @@ static lm_status convert(out *o, const lm_source *src, const lm_tokenizer *t, ui
         if (eos[i] != last) put_id(o, more++ ? "tokenizer.ggml.eom_token_id" : "tokenizer.ggml.eot_token_id", eos[i]);
     put_bool(o, "tokenizer.ggml.add_bos_token", t->prefix.n != 0);
     put_bool(o, "tokenizer.ggml.add_eos_token", t->suffix.n != 0);
+    return LM_OK;
+}
+
+/* ---- SentencePiece-like BPE with byte fallback: as scores --------------------------------------------------------------------------- */
+static lm_status convert_spm(out *o, const lm_source *src, const lm_tokenizer *t, uint32_t vocab, lm_error *err) {
+    const char *why;
+    double *score = lm_arena_calloc(o->a, vocab, sizeof *score);
+    lm_meta_entry *sorted = lm_arena_calloc(o->a, MAX_ENTRIES, sizeof *sorted);
+    if (!score || !sorted) return lm_fail_nomem(err, "the tokenizer", vocab * sizeof *score);
+    if (t->ignore_merges) return refuse(src, err, "GGUF's scores can't say that whole words come before merges");
+    LM_TRY(lm_spm_scores(t, score, &why, err));
+    if (why) return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "tokenizer.json", "GGUF's scores can't say what its merges do: %s", why);
+    put_str(o, "tokenizer.ggml.model", "llama");
+    LM_TRY(put_tokens(o, t, vocab, err));
+    put(o, "tokenizer.ggml.scores", (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_FLOAT, .arr = {score, vocab}, .gguf_type = F32});
+    put_id(o, "tokenizer.ggml.unknown_token_id", t->unk);
+    LM_TRY(put_ends(o, t));
+    /* the two ways that GGUF's readers have, then those that only lemma's key can say */
+    static const struct {
+        bool prefix;
+        const char *scheme;
+    } ways[] = {{true, NULL}, {false, NULL}, {true, "first"}, {true, "always"}};
+    const uint32_t at = o->n;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        o->n = at;
+        put_bool(o, "tokenizer.ggml.add_space_prefix", ways[i].prefix);
+        if (ways[i].scheme) put_str(o, "lemma.tokenizer.prepend_scheme", ways[i].scheme);
+        memcpy(sorted, o->kv, o->n * sizeof *sorted);
+        qsort(sorted, o->n, sizeof *sorted, by_key);
+        lm_source as = {.kind = LM_SOURCE_GGUF, .path = src->path, .meta = {sorted, o->n}};
+        lm_tokenizer *back = NULL;
+        bool same = false;
+        LM_TRY(lm_tokenizer_from_gguf(&as, &back, err));
+        lm_status s = agree(t, back, &same, err);
+        if (s == LM_OK && same) s = same_texts(t, back, &same, err);
+        lm_tokenizer_free(back);
+        LM_TRY(s);
+        if (same) return LM_OK;
+    }
+    return refuse(src, err, "GGUF can't say how it treats spaces and added tokens");
+}
+
+static lm_status convert(out *o, const lm_source *src, const lm_tokenizer *t, uint32_t vocab, lm_error *err) {
+    if (t->n > vocab) return lm_fail_at(err, LM_FORMAT, src->path, LM_NO_OFFSET, "tokenizer.json", "%u tokens for a vocabulary of %u", t->n, vocab);
+    if (t->prefix.n > 1 || t->suffix.n > 1) return refuse(src, err, "GGUF can't say that more than one token is put around a text");
+    if (!t->plan.bytes && t->byte_fallback && !t->score) return convert_spm(o, src, t, vocab, err);
+    if (!t->plan.bytes || t->byte_fallback || t->score)
+        return refuse(src, err, "only byte-level BPE, and BPE with byte fallback, are written to GGUF; this one is of another kind");
+    put_str(o, "tokenizer.ggml.model", "gpt2");
+    LM_TRY(put_tokens(o, t, vocab, err));
+    LM_TRY(put_merges(o, t, err));
+    LM_TRY(put_ends(o, t));
     return find_pre(o, src, t, err);
 }
 

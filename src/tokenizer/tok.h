@@ -174,6 +174,11 @@ lm_status lm_merges_reserve(lm_tokenizer *t, uint64_t n, lm_error *err);
 /* Merge number `rank`: the texts a and b. LM_FORMAT when a, b or ab is no token. */
 lm_status lm_merges_add(lm_tokenizer *t, uint32_t rank, const char *a, size_t an, const char *b, size_t bn, lm_error *err);
 
+const lm_merge *lm_merge_find(const lm_tokenizer *t, int32_t a, int32_t b); /* NULL: the two don't merge */
+/* spm_scores.c: scores with which merging by score (any two neighbours whose joined text is a token) gives, on every text, what the
+ * tokenizer's merges give. *why: NULL, or what it is that no scores can say. score[t->n]. */
+lm_status lm_spm_scores(const lm_tokenizer *t, double *score, const char **why, lm_error *err);
+
 typedef struct lm_symbol {
     int32_t id, prev, next;
     uint32_t off, len;

@@ -20,6 +20,8 @@ LLAMA = os.path.join(FIXTURES, "llama")
 GGML = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bf16": 30}
 FILE_TYPE = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 8, "q5_1": 9, "q8_0": 7, "bf16": 32}
 TEXTS = ["Hello, World's 12345 tests\n\n  x=1 <|im_end|> na\u00efve", "\u65e5\u672c\u8a9e \u30c6\u30b9\u30c8 one", "  a\t\tb   ", "I'LL DON'T 3.14"]
+with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+    TEXTS.append(f.read())
 count = Count()
 tmp = tempfile.mkdtemp()
 out = os.path.join(tmp, "out.gguf")
@@ -136,15 +138,52 @@ def speaks(name, path, vocab):
     shutil.rmtree(where)
 
 
+def sentencepiece():
+    """BPE with byte fallback becomes scores, where they give the same ids; what they can't say is refused."""
+    mark, level = "\u2581", {"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}, {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
+    special = ["<unk>", "<s>", "</s>"]
+    chars = [mark] + [chr(c) for c in range(33, 127)]
+    base = special + [f"<0x{b:02X}>" for b in range(256)] + chars
+
+    def make(name, merges, **changes):
+        words = [a + b for a, b in merges]
+        vocab = {w: i for i, w in enumerate(dict.fromkeys(base + words))}
+        t = {"version": "1.0", "added_tokens": [{"id": i, "content": s, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True} for i, s in enumerate(special)],
+             "normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": mark}, {"type": "Replace", "pattern": {"String": " "}, "content": mark}]},
+             "pre_tokenizer": None, "post_processor": None, "decoder": level,
+             "model": {"type": "BPE", "dropout": None, "unk_token": "<unk>", "continuing_subword_prefix": None, "end_of_word_suffix": None, "fuse_unk": True, "byte_fallback": True,
+                       "vocab": vocab, "merges": [list(m) for m in merges]}, **changes}
+        path = os.path.join(tmp, name + ".json")
+        with open(path, "w") as f:
+            json.dump(t, f)
+        return path, len(vocab)
+
+    good = [("t", "h"), ("th", "e"), ("l", "l"), (mark, "t"), (mark + "t", "h"), (mark, "th"), ("o", "r"), ("l", "d"), (mark, mark)]
+    speaks("scores", *make("scores", good))
+    speaks("scores, first", *make("first", good, normalizer=None, pre_tokenizer={"type": "Metaspace", "replacement": mark, "prepend_scheme": "first", "split": False}))
+    count.check("the prefix that GGUF has no key for", Reader(out).keys["lemma.tokenizer.prepend_scheme"][1] == b"first", Reader(out).keys.get("lemma.tokenizer.prepend_scheme"))
+    for name, merges, why in (
+        ("gap", [("b", "c"), ("a", "b"), ("ab", "c")], "two neighbours that make a token have no merge"),
+        ("apart", [("a", "b"), ("b", "c"), ("ab", "c"), ("x", "y"), ("a", "bc")], "don't stand together"),
+        ("bytes", [("<0x41>", "<0x42>")], "byte tokens"),
+    ):
+        path, n = make(name, merges)
+        where = folder("mute-" + name, {"model.embed_tokens.weight": ["BF16", [n, 96], bytearray(n * 96 * 2)]}, vocab_size=n)
+        shutil.copyfile(path, os.path.join(where, "tokenizer.json"))
+        refused(f"{name}: refused", [where, out + "x", "f16"], ["tokenizer.json", "scores can't say", why])
+
+
 def tokenizers():
     data = os.path.join(ROOT, "tests/data/tokenizer")
     speaks("bytes", os.path.join(data, "bytes.json"), 512)
-    for name, words in (("patterns", ["no name for what its pre-tokenizer does"]), ("sentence", ["only byte-level BPE"])):
+    speaks("sentence", os.path.join(data, "sentence.json"), 520)
+    for name, words in (("patterns", ["no name for what its pre-tokenizer does"]),):
         where = folder("mute-" + name, {"model.embed_tokens.weight": ["BF16", [600, 96], bytearray(600 * 96 * 2)]}, vocab_size=600)
         shutil.copyfile(os.path.join(data, name + ".json"), os.path.join(where, "tokenizer.json"))
         refused(f"{name}: refused", [where, out + "x", "f16"], ["tokenizer.json"] + words)
+    sentencepiece()
     for path in sorted(glob.glob(os.path.join(SHARED, "text/tokenizers/*"))) if SHARED else []:
-        if os.path.basename(path) not in ("qwen3", "smollm2", "tekken"):
+        if os.path.basename(path) not in ("qwen3", "smollm2", "tekken", "mistral_v1"):
             continue
         with open(os.path.join(path, "tokenizer.json")) as f:
             t = json.load(f)

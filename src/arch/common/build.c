@@ -80,7 +80,7 @@ static const char *const harmless[] = {"architectures",
                                        NULL};
 /* GGUF keys (relative to the architecture) of the same kind. */
 static const char *const harmless_gguf[] = {"context_length",     "vocab_size",           "lemma.source_sha256",
-                                            "tensor_data_layout", "nextn_predict_layers", NULL};
+                                            "tensor_data_layout", "nextn_predict_layers", "lemma.tokenizer.prepend_scheme", NULL};
 /* Tensor groups of a checkpoint that are not the text model, by prefix: skipped, and counted by name. */
 static const char *const not_text[] = {"visual.",
                                        "model.visual.",
