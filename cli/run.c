@@ -263,6 +263,7 @@ static void print_json(const run *r, const char *hash) {
     json_member("arch", r->info.arch);
     json_member("backend", r->info.backend);
     json_member("lane", r->info.lane);
+    json_member("kv", r->info.kv);
     json_member("device", r->info.description);
     printf("\"text\": ");
     if (r->detok)
@@ -325,6 +326,7 @@ static lm_status open_receipt(run *r, lm_error *err) {
                                     .arch = r->info.arch,
                                     .backend = r->info.backend,
                                     .lane = r->info.lane,
+                                    .kv = !strcmp(r->info.kv, "f32") || !strcmp(r->info.kv, "f64") ? NULL : r->info.kv,
                                     .device = r->info.description,
                                     .sampler = r->sampler_opt,
                                     .prompt = r->id,

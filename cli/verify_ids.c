@@ -188,7 +188,7 @@ static int with_model(lm_model *m, greedy *g, const char *model, const lm_eviden
 int lm_cli_verify_ids(const char *model, const lm_evidence_options *run_options, const lm_cli_ids *ids, const lm_cli_ids *expect,
                       uint32_t topk, bool json) {
     lm_model_options mo = {
-        .backend = run_options->backend, .lane = run_options->lane, .cpu_level = run_options->cpu_level, .threads = run_options->threads};
+        .backend = run_options->backend, .lane = run_options->lane, .kv = run_options->kv, .cpu_level = run_options->cpu_level, .threads = run_options->threads};
     lm_model *m = NULL;
     lm_error err = {0};
     greedy g = {.expect = expect, .topk = topk};

@@ -29,7 +29,7 @@ lm_status lm_model_open(const char *path, const lm_model_options *options, lm_mo
     lm_model_options o = options ? *options : (lm_model_options){0};
     lm_engine_options eo = {
         .backend = o.backend,
-        .device = {.threads = o.threads, .lane = o.lane, .cpu_level = o.cpu_level},
+        .device = {.threads = o.threads, .lane = o.lane, .kv = o.kv, .cpu_level = o.cpu_level},
         .progress = {o.progress, o.progress_ctx},
         .interrupted = o.interrupted,
         .interrupted_ctx = o.interrupted_ctx,
@@ -59,6 +59,7 @@ void lm_model_get_info(const lm_model *m, lm_model_info *out) {
         .arch = e->arch->name,
         .backend = e->backend->name,
         .lane = e->opt.device.lane ? e->opt.device.lane : e->backend->lanes[0],
+        .kv = e->backend->cache(e->device)->name,
         .description = e->backend->describe(e->device),
         .vocab = e->program->vocab,
         .layers = e->program->n_layers,

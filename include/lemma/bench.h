@@ -58,6 +58,7 @@ typedef struct lm_bench_row {
 typedef struct lm_bench_options {
     /* how to run: a config is a lane with a thread count. Empty lists: the default alone. */
     const char *cpu_level; /* NULL: the best that this CPU has */
+    const char *kv;        /* how keys and values are kept; NULL: the default */
     const char *const *lane;
     uint32_t n_lanes;
     const uint32_t *threads;
@@ -111,7 +112,7 @@ typedef struct lm_profile_row {
 } lm_profile_row;
 
 typedef struct lm_profile_options {
-    const char *cpu_level, *lane; /* NULL: the default */
+    const char *cpu_level, *lane, *kv; /* NULL: the default */
     uint32_t threads, chunk;      /* 0: the default */
     uint32_t prompt, predict;     /* tokens of the prefill, steps of the decode that follows it; 0: that phase is left out */
     void (*machine)(void *ctx, const lm_bench_config *c, const lm_machine *m, bool after);

@@ -65,6 +65,7 @@ typedef struct lm_model lm_model;
 typedef struct lm_model_options { /* all zeros: the defaults */
     const char *backend;   /* "cpu" (the default) or "f64" */
     const char *lane;      /* NULL: the backend's own ("f32", "f64") */
+    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: "f32" (f64 keeps doubles, and takes none) */
     const char *cpu_level; /* NULL: the best; "c", "avx2", "avx512", "neon" */
     uint32_t threads;      /* 0: one per physical core */
     /* while loading, done of total bytes; returning false stops it (LM_INTERRUPTED) */
@@ -79,6 +80,7 @@ typedef struct lm_model_info { /* strings belong to the model */
     const char *arch;        /* "llama" */
     const char *backend;     /* "cpu" */
     const char *lane;        /* "f32" */
+    const char *kv;          /* "f32": how keys and values are kept */
     const char *description; /* "cpu f32 avx512 2 threads" */
     uint32_t vocab, layers, hidden;
     uint32_t max_position;   /* 0: no limit known */

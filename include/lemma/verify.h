@@ -69,6 +69,7 @@ void lm_text_free(char *text);
 typedef struct lm_evidence_options {
     const char *backend;                                                          /* "cpu" */
     const char *lane;                                                             /* the backend's own: "f32", "f64" */
+    const char *kv;                                                               /* lm_model_options' */
     const char *cpu_level;                                                        /* the best that this CPU has */
     uint32_t threads;                                                             /* 0: physical cores */
     uint32_t chunk;                                                               /* rows at a time; 0: a good size */

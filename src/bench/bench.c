@@ -174,7 +174,7 @@ static lm_status machine(bench *b, bool after, lm_error *err) {
 
 static lm_status config(bench *b, const char *model, const char *lane, uint32_t threads, lm_error *err) {
     const lm_bench_options *o = b->o;
-    const lm_rig_options ro = {o->cpu_level, lane, threads, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
+    const lm_rig_options ro = {o->cpu_level, lane, o->kv, threads, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
     LM_TRY(lm_rig_open(model, &ro, &b->rig, err));
     lm_status st = machine(b, false, err);
     for (uint32_t i = 0; st == LM_OK && i < o->n_prompts; i++) st = prefill(b, o->prompt[i], err);

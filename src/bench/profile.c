@@ -174,7 +174,7 @@ static lm_status phases(profile *f, lm_error *err) {
 lm_status lm_profile(const char *model, const lm_profile_options *o, lm_error *err) {
     profile f = {.o = o};
     if (!o->prompt && !o->predict) return lm_fail(err, LM_USAGE, "there is nothing to profile: give a prompt's length, or steps to decode");
-    const lm_rig_options ro = {o->cpu_level, o->lane, o->threads, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
+    const lm_rig_options ro = {o->cpu_level, o->lane, o->kv, o->threads, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
     LM_TRY(lm_rig_open(model, &ro, &f.rig, err));
     f.cell = lm_calloc(f.rig.engine->program->n_ops, sizeof *f.cell);
     const lm_status st = f.cell ? phases(&f, err) : lm_fail_nomem(err, "the profile", f.rig.engine->program->n_ops * sizeof *f.cell);

@@ -8,7 +8,7 @@
 lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, lm_error *err) {
     const lm_engine_options eo = {
         .backend = "cpu",
-        .device = {.threads = o->threads, .lane = o->lane, .cpu_level = o->cpu_level},
+        .device = {.threads = o->threads, .lane = o->lane, .kv = o->kv, .cpu_level = o->cpu_level},
         .progress = {o->progress, o->progress_ctx},
         .interrupted = o->interrupted,
         .interrupted_ctx = o->interrupted_ctx,

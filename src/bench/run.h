@@ -10,7 +10,7 @@ typedef struct lm_rig {
     lm_bench_config config;
 } lm_rig;
 typedef struct lm_rig_options {
-    const char *cpu_level, *lane;
+    const char *cpu_level, *lane, *kv;
     uint32_t threads;
     bool (*progress)(void *ctx, const char *what, uint64_t done, uint64_t total);
     void *progress_ctx;

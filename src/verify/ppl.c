@@ -151,7 +151,7 @@ static lm_status check_options(const lm_ppl_options *o, lm_error *err) {
 static lm_status run(lm_ppl *p, const char *model, lm_error *err) {
     const lm_evidence_options *r = &p->o->run;
     const lm_engine_options eo = {.backend = r->backend,
-                                  .device = {.threads = r->threads, .lane = r->lane, .cpu_level = r->cpu_level},
+                                  .device = {.threads = r->threads, .lane = r->lane, .kv = r->kv, .cpu_level = r->cpu_level},
                                   .progress = {r->progress, r->progress_ctx},
                                   .interrupted = r->interrupted,
                                   .interrupted_ctx = r->interrupted_ctx};

@@ -319,7 +319,7 @@ static lm_status record(recorder *r, lm_error *err) {
 lm_status lm_dump(const char *model, const lm_dump_options *o, char hash[65], lm_error *err) {
     LM_TRY(check_options(o, err));
     lm_engine_options eo = {.backend = o->run.backend,
-                            .device = {.threads = o->run.threads, .lane = o->run.lane, .cpu_level = o->run.cpu_level},
+                            .device = {.threads = o->run.threads, .lane = o->run.lane, .kv = o->run.kv, .cpu_level = o->run.cpu_level},
                             .progress = {o->run.progress, o->run.progress_ctx},
                             .interrupted = o->run.interrupted,
                             .interrupted_ctx = o->run.interrupted_ctx};

@@ -237,7 +237,7 @@ static lm_status check_lane(const lm_judge *j, lm_error *err) {
 lm_status lm_verify(const char *model, const lm_verify_options *o, lm_ledger **out, lm_error *err) {
     lm_judge j = {.o = o, .model = model};
     j.eo = (lm_engine_options){.backend = o->run.backend,
-                               .device = {.threads = o->run.threads, .lane = o->run.lane, .cpu_level = o->run.cpu_level},
+                               .device = {.threads = o->run.threads, .lane = o->run.lane, .kv = o->run.kv, .cpu_level = o->run.cpu_level},
                                .progress = {o->run.progress, o->run.progress_ctx},
                                .interrupted = o->run.interrupted,
                                .interrupted_ctx = o->run.interrupted_ctx};

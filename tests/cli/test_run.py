@@ -241,8 +241,32 @@ def memory():
     check("peak memory", p.returncode == 0 and peak <= limit, f"{peak} > {limit}")
 
 
+# A context of 16 pages, whatever the threads and the chunks; keys and values in every type: the same bits at every level, others than f32's.
+def caches():
+    long = ",".join(str(3 + (7 * i * i + 11 * i) % 180) for i in range(4088))
+    for kv in ("f32", "f16"):
+        args = [LLAMA_GGUF, "--ids", long, "-n", 8, "--ignore-eos", "--kv", kv]
+        first = hash_line(*args, "--threads", 1)
+        for more in (("--threads", 2), ("--threads", 3, "--chunk", 32), ("--threads", 8, "--chunk", 1000), ("--chunk", 255)):
+            check(f"4096 positions, kv {kv}, {more}", hash_line(*args, *more) == first)
+    seen = set()
+    for kv in ("f32", "f16", "bf16", "q8_0"):
+        args = [LLAMA_GGUF, "--ids", long[:2000].rsplit(",", 1)[0], "-n", 8, "--ignore-eos", "--kv", kv]
+        first = hash_line(*args)
+        seen.add(first)
+        for more in (("--cpu-level", "c", "--chunk", 33), ("--chunk", 1)):
+            check(f"kv {kv}, {more}", hash_line(*args, *more) == first)
+    check("kv types differ", len(seen) == 4)
+    j = json.loads(good("run", LLAMA_GGUF, "--ids", "1,2", "-n", 1, "--kv", "q8_0", "--json"))
+    check("kv is said", j["kv"] == "q8_0" and "kv q8_0" in j["device"], j)
+    for args, what in ((("--kv", "q9"), "f32, f16, bf16 or q8_0"), (("--kv", "f16", "--backend", "f64"), "f64")):
+        r = lemma("run", LLAMA_GGUF, "--ids", "1,2", "-n", 1, *args)
+        check(f"refused: {args}", r.returncode == 2 and what in r.stderr and r.stderr.count("\n") == 1, r.stderr)
+
+
 greedy()
 hashes()
+caches()
 sampling()
 text()
 stops()
