@@ -75,7 +75,9 @@ void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size
 }
 
 /* ---- tasks -----------------------------------------------------------------------------------------------------------------------*/
-static bool direct(const lm_int_product *p) { return p->n_t <= LM_INT_GEMV && p->k->gemv[p->w->pack]; }
+static bool direct(const lm_int_product *p) {
+    return p->n_t <= LM_INT_GEMV && p->k->gemv[p->w->pack] && (!p->gate || p->k->gemv[p->gate->w->pack]);
+}
 /* strips that a task takes: decoding, enough that handing a task out costs little, few enough that all threads have work */
 static uint32_t strips_per_task(const lm_int_product *p) {
     const uint32_t n = p->w->strips / 12;
@@ -93,7 +95,8 @@ static uint32_t tile_groups(const lm_int_product *p) {
     return direct(p) || wanted <= least ? least : wanted < most ? wanted : most;
 }
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
-size_t lm_int_scratch(uint32_t K) { return 16 + (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR) + TILE_FLOATS; }
+static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
+size_t lm_int_scratch(uint32_t K, bool gate) { return 16 + 2 * TILE_FLOATS + plane_floats(K) * (gate ? 2 : 1); }
 
 static lm_int_segments segments_of(const lm_int_product *p) {
     const uint32_t unit = lm_pack_unit(p->w->type) / LM_INT_BLK, blocks = p->w->K / LM_INT_BLK;
@@ -120,58 +123,77 @@ static lm_int_segments segments_of(const lm_int_product *p) {
     }
     return g;
 }
-/* src[t*32 + 0..16) of n_t tokens to the outputs of a strip */
-static void put(const lm_int_product *p, uint32_t strip, uint32_t t0, uint32_t n_t, const float *src) {
-    const uint32_t row = strip * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
-    for (uint32_t t = 0; t < n_t; t++, src += PAIR) {
-        float *y = p->y + (t0 + t) * p->ldy + row;
-        for (uint32_t r = 0; r < n; r++) y[r] = p->bias ? src[r] + p->bias[row + r] : src[r];
-    }
+/* ---- outputs: [n_t][ld] in scratch, of the rows from `row` on -------------------------------------------------------------------------*/
+static uint32_t width(const lm_int_product *p, uint32_t row, uint32_t ld) { return p->w->rows - row < ld ? p->w->rows - row : ld; }
+static void add_bias(const lm_int_product *p, const float *bias, uint32_t row, uint32_t n_t, uint32_t ld, float *out) {
+    const uint32_t n = width(p, row, ld);
+    for (uint32_t t = 0; bias && t < n_t; t++, out += ld)
+        for (uint32_t r = 0; r < n; r++) out[r] += bias[row + r];
 }
-/* Whether n strips can be written where they belong. */
-static bool in_place(const lm_int_product *p, uint32_t strip, uint32_t n) { return !p->bias && (strip + n) * 16 <= p->w->rows; }
+static void put(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, const float *out) {
+    const uint32_t n = width(p, row, ld);
+    for (uint32_t t = 0; t < n_t; t++, out += ld) memcpy(p->y + (t0 + t) * p->ldy + row, out, n * sizeof *out);
+}
+/* out2: the gate's second product */
+static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {
+    const lm_int_gate *g = p->gate;
+    add_bias(p, p->bias, row, n_t, ld, out);
+    if (g) {
+        add_bias(p, g->bias, row, n_t, ld, out2);
+        g->k->gated(g->act, out, out, out2, g->limit, g->alpha, n_t * ld);
+    }
+    put(p, row, t0, n_t, ld, out);
+}
+/* Whether outputs can be written where they belong at once. */
+static bool in_place(const lm_int_product *p, uint32_t row, uint32_t ld) { return !p->bias && !p->gate && row + ld <= p->w->rows; }
+static const uint8_t *tile_at(const lm_int_product *p, uint32_t t0) {
+    return (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
+}
 
+/* ---- a task ----------------------------------------------------------------------------------------------------------------------*/
 static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
     const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
     const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
+    float *out2 = out + TILE_FLOATS;
     for (uint32_t s = s0; s < s1; s++)
         for (uint32_t j = 0; j < tiles; j++) {
-            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-            const uint8_t *x = (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
-            const bool there = in_place(p, s, 1);
-            float *to = there ? p->y + t0 * p->ldy + s * 16 : out;
-            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), x, n_t, g, to, there ? p->ldy : PAIR);
-            if (!there) put(p, s, t0, n_t, out);
+            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0, row = s * 16;
+            const bool there = in_place(p, row, 16);
+            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : out,
+                                   there ? p->ldy : 16);
+            if (there) continue;
+            if (p->gate) p->k->gemv[p->gate->w->pack](p->lane, lm_packed_at(p->gate->w, p->mat, s), tile_at(p, t0), n_t, g, out2, 16);
+            finish(p, row, t0, n_t, 16, out, out2);
         }
 }
-
-/* Tile j of `tiles`, by the pair of strips from s on. */
-static void run_tile(const lm_int_product *p, const lm_int_plane *plane, const lm_int_segments *g, uint32_t s, uint32_t j, float *out) {
-    const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-    const uint8_t *x = (const uint8_t *)p->xq + (size_t)t0 * (p->w->K / LM_INT_BLK) * lm_int_token(p->lane);
-    if (in_place(p, s, 2)) {
-        float *y = p->y + t0 * p->ldy + s * 16;
-        p->k->tile(p->lane, plane, x, n_t, g, y, p->ldy);
-        return;
+/* The pair of strips from s on, unpacked to scratch; a last strip without a partner is its own. */
+static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s, float *scratch) {
+    const uint32_t blocks = w->K / LM_INT_BLK;
+    float *min = scratch + (size_t)blocks * 2 * PAIR;
+    const lm_int_plane plane = {(uint8_t *)(min + (size_t)blocks * 2 * PAIR), scratch, min, two_scales(w) ? 2 : 1, minima(w)};
+    for (uint32_t slot = 0; slot < 2; slot++)
+        p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
+    return plane;
+}
+static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
+    const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2, row = s * 16;
+    const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
+    float *out2 = out + TILE_FLOATS, *memory = out2 + TILE_FLOATS;
+    const lm_int_plane w = unpack(p, p->w, s, memory), w2 = p->gate ? unpack(p, p->gate->w, s, memory + plane_floats(p->w->K)) : w;
+    const bool there = in_place(p, row, PAIR);
+    for (uint32_t j = i0; j < i1; j++) {
+        const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+        p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : out, there ? p->ldy : PAIR);
+        if (there) continue;
+        if (p->gate) p->k->tile(p->lane, &w2, tile_at(p, t0), n_t, g, out2, PAIR);
+        finish(p, row, t0, n_t, PAIR, out, out2);
     }
-    p->k->tile(p->lane, plane, x, n_t, g, out, PAIR);
-    put(p, s, t0, n_t, out);
-    if (s + 1 < p->w->strips) put(p, s + 1, t0, n_t, out + 16);
 }
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {
     const lm_int_segments g = segments_of(p);
     scratch += (64 - (uintptr_t)scratch % 64) % 64 / sizeof *scratch; /* lines are read whole */
-    if (direct(p)) {
+    if (direct(p))
         run_direct(p, i, &g, scratch);
-        return;
-    }
-    const lm_packed_matrix *w = p->w;
-    const uint32_t blocks = w->K / LM_INT_BLK, rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p);
-    const uint32_t s = i % rows * 2, i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups),
-                   i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
-    float *out = scratch, *scale = out + TILE_FLOATS, *min = scale + (size_t)blocks * 2 * PAIR;
-    const lm_int_plane plane = {(uint8_t *)(min + (size_t)blocks * 2 * PAIR), scale, min, two_scales(w) ? 2 : 1, minima(w)};
-    for (uint32_t slot = 0; slot < 2; slot++) /* a last strip without a partner is its own */
-        p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
-    for (uint32_t j = i0; j < i1; j++) run_tile(p, &plane, &g, s, j, out);
+    else
+        run_tiles(p, i, &g, scratch);
 }

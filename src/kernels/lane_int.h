@@ -93,6 +93,14 @@ bool lm_int_fits(const lm_packed_matrix *w);
 void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
                  uint32_t K, void *xq);
 
+/* A second product of the same input, and what joins the two: y = gated(act, x·Wᵀ + bias, x·W2ᵀ + bias2), kernels.h's gated. */
+typedef struct lm_int_gate {
+    const lm_kernels *k;
+    const lm_packed_matrix *w; /* W2: as many matrices, rows and elements as W */
+    const float *bias;
+    lm_kact act;
+    float limit, alpha;
+} lm_int_gate;
 typedef struct lm_int_product {
     const lm_int_kernels *k;
     lm_int_lane lane;
@@ -104,8 +112,9 @@ typedef struct lm_int_product {
     uint32_t n_t;
     float *y; /* y[t*ldy + row] */
     size_t ldy;
+    const lm_int_gate *gate; /* NULL: the product alone */
 } lm_int_product;
-size_t lm_int_scratch(uint32_t K); /* floats of scratch that a thread needs */
+size_t lm_int_scratch(uint32_t K, bool gate); /* floats of scratch that a thread needs */
 uint32_t lm_int_tasks(const lm_int_product *p);
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch);
 

@@ -72,18 +72,33 @@ typedef struct problem {
     float *x, *bias;
 } problem;
 
-static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) {
-    const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K) * sizeof(float),
+static float *run_gated(const problem *p, const lm_int_kernels *k, lm_int_lane lane, const lm_int_gate *gate) {
+    const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K, gate) * sizeof(float),
                  yn = sizeof(float) * p->rows * p->T;
     float *xq = kern_guard(xn), *scratch = kern_guard(sn), *y = kern_guard(yn);
     memset(xq, 0xff, xn), memset(scratch, 0xff, sn), memset(y, 0xff, yn);
     for (uint32_t i = lm_int_tiles(lane, p->T); i-- > 0;) lm_int_pack(k, lane, p->x, p->K, NULL, p->T, i, p->K, xq);
-    const lm_int_product q = {k, lane, &p->m, 0, p->split, p->bias, xq, p->T, y, p->rows};
+    const lm_int_product q = {k, lane, &p->m, 0, p->split, p->bias, xq, p->T, y, p->rows, gate};
     for (uint32_t i = lm_int_tasks(&q); i-- > 0;) lm_int_run(&q, i, scratch); /* any order */
     float *copy = malloc(yn);
     memcpy(copy, y, yn);
     kern_guard_free(xq, xn), kern_guard_free(scratch, sn), kern_guard_free(y, yn);
     return copy;
+}
+static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) { return run_gated(p, k, lane, NULL); }
+/* A gate equals its parts: both products here are the same one, the second without its bias. */
+static void gate_is_its_parts(problem *p, const lm_int_kernels *k, lm_int_lane lane, const float *with_bias) {
+    const size_t n = (size_t)p->rows * p->T;
+    const lm_kernels *fk;
+    assert_int_equal(lm_kernels_pick(NULL, &fk, NULL), LM_OK);
+    const lm_int_gate gate = {fk, &p->m, NULL, LM_KACT_SILU, 0, 0};
+    float *const bias = p->bias, *got = run_gated(p, k, lane, &gate), *want = malloc(n * sizeof *want);
+    p->bias = NULL;
+    float *up = run(p, k, lane);
+    p->bias = bias;
+    lm_kernels_c.gated(LM_KACT_SILU, want, with_bias, up, 0, 0, (uint32_t)n);
+    ASSERT_SAME(want, got, n, k->level);
+    free(up), free(want), free(got);
 }
 static void near_exact(const problem *p, lm_int_lane lane, const float *y) {
     double *w = malloc(sizeof(double) * p->K), *v = malloc(sizeof(double) * p->K), dx[64];
@@ -188,7 +203,9 @@ static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool
             snprintf(what, sizeof what, "%s %s lane %d rows %u K %u T %u split %d", t->name, lm_int_nth(i)->level, lane, rows, K, T, split);
             ASSERT_SAME(plain, y, (size_t)rows * T, what);
             free(y);
+            gate_is_its_parts(&p, lm_int_nth(i), lane, plain);
         }
+        gate_is_its_parts(&p, lm_int_nth(0), lane, plain);
         free(plain);
     }
     kern_guard_free(p.m.data, p.m.bytes);
@@ -318,12 +335,12 @@ static void bench_matrix(const lm_dtype *t, uint32_t rows, uint32_t K, lm_packed
 static double bench_product(const lm_packed_matrix *m, lm_int_lane lane, uint32_t T, bool split, double *pack) {
     const lm_int_kernels *k = lm_int_nth(0);
     for (uint32_t i = 0; lm_int_nth(i); i++) k = lm_int_nth(i);
-    const size_t x_bytes = sizeof(float) * T * m->K, y_bytes = sizeof(float) * T * m->rows, scratch_bytes = sizeof(float) * lm_int_scratch(m->K);
+    const size_t x_bytes = sizeof(float) * T * m->K, y_bytes = sizeof(float) * T * m->rows, scratch_bytes = sizeof(float) * lm_int_scratch(m->K, false);
     float *x = lm_pages_alloc(x_bytes, true), *y = lm_pages_alloc(y_bytes, true);
     float *xq = lm_pages_alloc(x_bytes, true), *scratch = lm_pages_alloc(scratch_bytes, true);
     if (!x || !y || !xq || !scratch) fail();
     for (size_t i = 0; i < (size_t)T * m->K; i++) x[i] = kern_normal();
-    const lm_int_product q = {k, lane, m, 0, split, NULL, xq, T, y, m->rows};
+    const lm_int_product q = {k, lane, m, 0, split, NULL, xq, T, y, m->rows, NULL};
     double best = 1e9;
     *pack = 1e9;
     for (int i = 0; i < BENCH_TRIES; i++) {

@@ -22,6 +22,7 @@ typedef struct lm_cpu_op {
     float *vec;             /* CONV: the kernel as [taps][width]; DECAY: −exp(A_log) */
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
     lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is packed */
+    bool gates;             /* LINEAR: it and the next two ops, LINEAR and GATED, can run as one */
 } lm_cpu_op;
 
 struct lm_device {
@@ -90,11 +91,14 @@ typedef void (*lm_cpu_row_fn)(const lm_cpu *f, const lm_op *op, uint32_t i, floa
 extern const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT];
 void lm_cpu_rows(lm_cpu *f, const lm_op *op);
 bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
+void lm_cpu_run_gated(lm_cpu *f, const lm_op *op); /* op and the two after it: aux says where that can be */
 extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_mla, lm_cpu_index, lm_cpu_route, lm_cpu_conv, lm_cpu_delta;
 
 /* lanes.c: products in the lane that configure chose for them. */
 /* How a device of its lane quantizes the inputs of an op's products. */
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
+/* Once lanes are chosen: where two products and the activation that joins them may run as one, their results seen by nobody. */
+void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops);
 typedef struct lm_cpu_product {
     const lm_cpu *f;
     lm_int_lane lane; /* LM_INT_NONE: float32 */

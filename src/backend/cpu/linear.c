@@ -21,28 +21,48 @@ static void product_task(void *ctx, uint32_t task, uint32_t thread) {
     const lm_cpu_product *p = ctx;
     lm_cpu_product_run(p, task, lm_cpu_scratch(p->f, thread));
 }
+static void pack_input(lm_cpu *f, const lm_op *op, lm_int_lane lane) {
+    if (f->in_shared == op->a && f->shared_lane == lane) return; /* q, k and v, gate and up share their input */
+    const uint32_t K = f->d->weight[op->w].K, tiles = lm_cpu_x_tiles(lane, f->n);
+    pack_job pack = {f, lane, f->val[op->a], f->n, K, f->shared};
+    if ((uint64_t)f->n * K > PACK_INLINE)
+        lm_pool_run(f->d->pool, pack_task, &pack, tiles);
+    else
+        for (uint32_t i = 0; i < tiles; i++) pack_task(&pack, i, 0);
+    f->in_shared = op->a;
+    f->shared_lane = lane;
+}
 static void run_linear(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
     const bool plain = f->n == 1 && lane == LM_INT_NONE; /* one float row is packed as it stands */
     const float *xp = plain ? f->val[op->a] : f->shared;
-    if (!plain && (f->in_shared != op->a || f->shared_lane != lane)) {
-        pack_job pack = {f, lane, f->val[op->a], f->n, w->K, f->shared};
-        const uint32_t tiles = lm_cpu_x_tiles(lane, f->n);
-        if ((uint64_t)f->n * w->K > PACK_INLINE)
-            lm_pool_run(f->d->pool, pack_task, &pack, tiles);
-        else
-            for (uint32_t i = 0; i < tiles; i++) pack_task(&pack, i, 0);
-        f->in_shared = op->a; /* q, k and v, gate and up share their input */
-        f->shared_lane = lane;
-    }
+    if (!plain) pack_input(f, op, lane);
     lm_cpu_product p = {f, lane, w, 0, op->linear.split, lm_cpu_vec(f, op->v), xp, f->n, f->val[op->out], w->rows};
     lm_pool_run(f->d->pool, product_task, &p, lm_cpu_product_tasks(&p));
 }
 static bool need_linear(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
     const uint32_t K = f->d->weight[op->w].K;
-    out->thread = lm_cpu_product_scratch(lm_cpu_aux(f, op)->lane, f->n, K);
+    out->thread = lm_cpu_aux(f, op)->gates ? lm_int_scratch(K, true) : lm_cpu_product_scratch(lm_cpu_aux(f, op)->lane, f->n, K);
     return lm_mul(f->n, K, &out->shared);
+}
+typedef struct gated_job {
+    const lm_cpu *f;
+    lm_int_product p;
+} gated_job;
+static void gated_task(void *ctx, uint32_t task, uint32_t thread) {
+    const gated_job *job = ctx;
+    lm_int_run(&job->p, task, lm_cpu_scratch(job->f, thread));
+}
+void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
+    const lm_op *up = op + 1, *join = op + 2;
+    const lm_packed_matrix *w = &f->d->weight[op->w];
+    const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
+    const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
+                              (float)join->act.alpha};
+    pack_input(f, op, lane);
+    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->shared, f->n, f->val[join->out], w->rows, &gate}};
+    lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
 }
 const lm_cpu_fn lm_cpu_linear = {run_linear, need_linear};
 

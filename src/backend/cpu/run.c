@@ -198,6 +198,11 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
     for (uint32_t i = from; i < to; i++) {
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
+        if (!r->tap && lm_cpu_aux(f, op)->gates) {
+            lm_cpu_run_gated(f, op);
+            i += 2;
+            continue;
+        }
         if (fns[op->kind]) fns[op->kind]->run(f, op);
         else lm_cpu_rows(f, op);
         if (op->kind == LM_OP_EXPERTS || op->kind == LM_OP_MLA) f->in_shared = LM_NONE; /* they use the same memory */

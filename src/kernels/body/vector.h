@@ -179,16 +179,25 @@ static void gated_oai(float *y, const float *gate, const float *up, float limit,
         v_put(y + i, v_mul(h, v_add(u, v_set(1.0f))), left);
     }
 }
+#define LM_GATED_LOOP(KIND) \
+    case KIND: \
+        for (; i + 16 <= n; i += 16) v_store(y + i, v_mul(v_act(KIND, v_load(gate + i)), v_load(up + i))); \
+        if (i < n) v_store_n(y + i, v_mul(v_act(KIND, v_load_n(gate + i, n - i)), v_load_n(up + i, n - i)), n - i); \
+        break;
 static void k_gated(lm_kact act, float *y, const float *gate, const float *up, float limit, float alpha, uint32_t n) {
-    if (act == LM_KACT_SWIGLU_OAI) {
-        gated_oai(y, gate, up, limit, alpha, n);
-        return;
-    }
-    for (uint32_t i = 0; i < n; i += 256) { /* piecewise, so that the activation's result stays near */
-        float t[256];
-        uint32_t m = n - i < 256 ? n - i : 256;
-        k_act(act, t, gate + i, m);
-        for (uint32_t j = 0; j < m; j++) y[i + j] = t[j] * up[i + j];
+    uint32_t i = 0;
+    switch (act) {
+        LM_GATED_LOOP(LM_KACT_SILU)
+        LM_GATED_LOOP(LM_KACT_GELU)
+        LM_GATED_LOOP(LM_KACT_GELU_TANH)
+        LM_GATED_LOOP(LM_KACT_RELU)
+        LM_GATED_LOOP(LM_KACT_RELU2)
+        LM_GATED_LOOP(LM_KACT_SIGMOID)
+        LM_GATED_LOOP(LM_KACT_TANH)
+        LM_GATED_LOOP(LM_KACT_SOFTPLUS)
+    case LM_KACT_SWIGLU_OAI: gated_oai(y, gate, up, limit, alpha, n); break;
+    default:
+        for (; i < n; i++) y[i] = gate[i] * up[i];
     }
 }
 static void k_softcap(float *y, const float *x, float c, uint32_t n) {
