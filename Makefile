@@ -162,7 +162,7 @@ uninstall:
 	rm -rf $(DESTDIR)$(PREFIX)/include/lemma
 
 help:
-	@echo "make            build/lemma"
+	@echo "make            build/lemma (B=DIR builds elsewhere)"
 	@echo "make test       everything (SHARED=DIR adds the tokenizers and templates kept outside the tree)"
 	@echo "make test-peers llama.cpp continues the traces from the GGUF files that lemma writes"
 	@echo "make aarch64    build-aarch64/lemma, built here for AArch64 (native there: make)"
@@ -172,6 +172,8 @@ help:
 	@echo "make fuzz       the parsers' fuzz targets, a minute each"
 	@echo "make bench      speed as a share of this machine's limits"
 	@echo "make bench-peers the same beside llama.cpp, in turns"
-	@echo "make install    to PREFIX (default /usr/local)"
+	@echo "make install    to PREFIX (default /usr/local); make uninstall takes it away again"
+	@echo "make lib, unit  build/liblemma.a; the test programs, not run"
+	@echo "make clean      the build folders"
 clean:
 	rm -rf build build-asan build-fuzz build-aarch64

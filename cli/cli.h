@@ -16,13 +16,13 @@
     X(inspect, "FILE|DIR", "what a model's files hold") \
     X(tokenize, "MODEL TEXT", "ids and pieces of a text") \
     X(render, "MODEL", "apply a chat template") \
-    X(quantize, "IN OUT TYPE", "convert a model's weights") \
-    X(verify, "MODEL [TRACE]", "run the gates: what is proven, open, refuted") \
+    X(quantize, "FOLDER OUT TYPE", "write a Hugging Face folder as GGUF") \
+    X(verify, "MODEL [TRACE]", "run the gates, or check a receipt: what is proven, open, refuted") \
     X(dump, "MODEL --ids LIST", "write a trace") \
-    X(diff, "A B", "where two runs part, and why") \
+    X(diff, "A B", "where two runs part, and why; what a quantized file costs") \
     X(bench, "MODEL", "speed, as a share of this machine's limit") \
     X(profile, "MODEL", "where the time goes, op by op") \
-    X(ppl, "MODEL FILE", "perplexity, and KL against a trace") \
+    X(ppl, "MODEL FILE", "perplexity, and KL against a reference") \
     X(constrain, "", "check a schema or a grammar") \
     X(pull, "NAME", "download a model, resume, check")
 #define LM_VERB_PROTO(name, args, text) int lm_cli_##name(int argc, char **argv);
@@ -66,7 +66,7 @@ int lm_cli_parse(const char *verb, const char *about, const lm_cli_opt *opts, ui
 /* What opens a model, in every verb that does: goes into its option table. */
 #define LM_CLI_MODEL_OPTS(o) \
     {"--backend", 0, LM_CLI_STR, &(o)->backend, "NAME", "cpu (default) or f64, the arbiter"}, \
-    {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "arithmetic (default: f32 on cpu, f64 on f64)"}, \
+    {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "on cpu f32 (default), i16, mixed, i8, bf16; on f64 f64 (default), hf-bf16: docs/lanes.md"}, \
     {"--kv", 0, LM_CLI_STR, &(o)->kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32)"}, \
     {"--threads", 't', LM_CLI_U32, &(o)->threads, "N", "threads (default: one per physical core)", 1, 1024}, \
     {"--cpu-level", 0, LM_CLI_STR, &(o)->cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"}

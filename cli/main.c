@@ -4,13 +4,9 @@
 #include <string.h>
 #include "cli.h"
 
-/* A verb without a file of its own is this. */
-#define LM_VERB_PLANNED(name, args, text) \
-    __attribute__((weak)) int lm_cli_##name(int argc, char **argv) { \
-        (void)argc; \
-        return lm_cli_usage(argv[0], "not in this build yet; planned: %s", text); \
-    }
-LM_VERB_LIST(LM_VERB_PLANNED)
+/* A verb without a file of its own is NULL: planned. */
+#define LM_VERB_WEAK(name, args, text) __attribute__((weak)) int lm_cli_##name(int argc, char **argv);
+LM_VERB_LIST(LM_VERB_WEAK)
 
 static const struct {
     const char *name, *args, *text;
@@ -23,7 +19,8 @@ static const struct {
 
 static void help(FILE *f) {
     fprintf(f, "lemma %s: an LLM inference engine that can prove it is right\n\n", lm_version());
-    for (size_t i = 0; i < N_VERBS; i++) fprintf(f, "  lemma %-9s %-18s %s\n", verbs[i].name, verbs[i].args, verbs[i].text);
+    for (size_t i = 0; i < N_VERBS; i++)
+        fprintf(f, "  lemma %-9s %-18s %s%s\n", verbs[i].name, verbs[i].args, verbs[i].run ? "" : "planned: ", verbs[i].text);
     fprintf(f, "\nlemma VERB -h lists a verb's options. lemma --version says which build this is.\n"
                "Exit status: 0 good, 1 a claim refuted, 2 a usage or input error, 3 a resource is missing, 130 interrupted.\n");
 }
@@ -43,7 +40,8 @@ static int dispatch(int argc, char **argv) {
         return 0;
     }
     for (size_t i = 0; i < N_VERBS; i++)
-        if (!strcmp(v, verbs[i].name)) return verbs[i].run(argc - 1, argv + 1);
+        if (!strcmp(v, verbs[i].name))
+            return verbs[i].run ? verbs[i].run(argc - 1, argv + 1) : lm_cli_usage(v, "not in this build yet; planned: %s", verbs[i].text);
     fprintf(stderr, "lemma: unknown %s '%s'; lemma -h lists the verbs\n", v[0] == '-' ? "option" : "verb", v);
     return 2;
 }

@@ -2,7 +2,7 @@
 """usage: make_synth.py SHAPE TOKENIZER.gguf OUT.gguf [SEED [F16|BF16]]
 
 A GGUF file of a known model's shape with random float16 (or bfloat16) weights, for measuring speed: its text means nothing. The tokenizer, and with it the
-size of the vocabulary, is copied from TOKENIZER.gguf (SmolLM2-135M-Instruct's has 49152 tokens). `lemma quantize` makes other types of it.
+size of the vocabulary, is copied from TOKENIZER.gguf (SmolLM2-135M-Instruct's has 49152 tokens). llama.cpp's quantizer makes other types of it.
 The same arguments give the same file. Needs the packages gguf and numpy (made with gguf 0.19, numpy 2.4).
 """
 import sys
