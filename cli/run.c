@@ -326,7 +326,7 @@ static lm_status open_receipt(run *r, lm_error *err) {
                                     .arch = r->info.arch,
                                     .backend = r->info.backend,
                                     .lane = r->info.lane,
-                                    .kv = !strcmp(r->info.kv, "f32") || !strcmp(r->info.kv, "f64") ? NULL : r->info.kv,
+                                    .kv = !strcmp(r->info.kv, "f64") ? NULL : r->info.kv,
                                     .device = r->info.description,
                                     .sampler = r->sampler_opt,
                                     .prompt = r->id,

@@ -16,7 +16,7 @@ extern "C" {
 typedef struct lm_receipt lm_receipt;
 typedef struct lm_receipt_about { /* strings: printable ASCII without quotes, as lm_model_get_info and lm_model_sha256 give them */
     const char *weights_sha256, *arch, *backend, *lane, *device;
-    const char *kv; /* how keys and values are stored, where it isn't the lane's own way; else NULL */
+    const char *kv; /* how keys and values are stored on cpu; NULL on f64 */
     lm_sampler_options sampler;
     const int32_t *prompt; /* [n_prompt ≥ 1], copied */
     uint32_t n_prompt;

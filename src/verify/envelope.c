@@ -9,7 +9,7 @@
 #include <math.h>
 #include <string.h>
 
-static const double U32 = 0x1p-24, U16 = 0x1p-9; /* half a unit in the last place of float32 and bfloat16, relative */
+static const double U32 = 0x1p-24, U16 = 0x1p-9, UHALF = 0x1p-12; /* half a unit in the last place of float32, bfloat16 and float16, relative */
 
 static const struct {
     const char *lane, *name;
@@ -78,13 +78,13 @@ static bool integer_type(const lm_weight *w) {
         if (!strcmp(w->type->name, own[i])) return true;
     return w->type->ints != NULL;
 }
-/* Steps on either side of zero to which the lane quantizes the op's input; 0: it doesn't. */
+/* Steps on either side of zero to which the lane quantizes the op's input, in its quiet blocks; 0: it doesn't. */
 static double levels(lm_prec prec, const lm_program *p, const lm_op *op, bool inner) {
     if (prec != LM_PREC_I8 && prec != LM_PREC_I16 && prec != LM_PREC_MIXED) return 0;
     if (op->kind == LM_OP_LINEAR && integer_type(&p->weight[op->w]))
-        return prec == LM_PREC_I16 || (prec == LM_PREC_MIXED && op->linear.split) ? 32512 : 127;
+        return prec == LM_PREC_I16 || (prec == LM_PREC_MIXED && (size_t)(op - p->op) >= p->head_first) ? 32512 : 127;
     if (op->kind != LM_OP_EXPERTS || !integer_type(&p->weight[inner ? op->w3 : op->w])) return 0;
-    return prec == LM_PREC_I16 || (prec == LM_PREC_MIXED && inner) ? 32512 : 127;
+    return prec == LM_PREC_I16 ? 32512 : 127;
 }
 
 /* ---- the draws --------------------------------------------------------------------------------------------------------------------- */
@@ -111,12 +111,19 @@ uint32_t lm_noise_first(const lm_program *p, lm_val v) {
     return from->kind == LM_OP_ROUTE ? from->route.k : 0;
 }
 
-static void quantize(draw *d, double *x, uint32_t n, double steps) {
+static double largest(const double *x, uint32_t n) {
+    double m = 0;
+    for (uint32_t j = 0; j < n; j++) m = fmax(m, fabs(x[j]));
+    return m;
+}
+/* Blocks of 32; where `loud`, those with more than three times the mean square of the largest magnitudes have 256 times the steps (lane mixed). */
+static void quantize(draw *d, double *x, uint32_t n, double steps, bool loud) {
+    double sum = 0;
+    for (uint32_t i = 0; loud && i < n; i += 32) sum += pow(largest(x + i, n - i < 32 ? n - i : 32), 2);
     for (uint32_t i = 0; i < n; i += 32) {
-        double m = 0;
-        for (uint32_t j = i; j < i + 32 && j < n; j++) m = fmax(m, fabs(x[j]));
+        const double m = largest(x + i, n - i < 32 ? n - i : 32), unit = m / (loud && m * m * (n / 32.0) > 3 * sum ? 256 * steps : steps);
         for (uint32_t j = i; j < i + 32 && j < n; j++)
-            if (x[j] != 0) x[j] += m / steps * 0.5 * next(d);
+            if (x[j] != 0) x[j] += unit * 0.5 * next(d);
     }
 }
 
@@ -126,10 +133,13 @@ void lm_noise_operand(const lm_noise *n, const lm_program *p, uint32_t op_at, ui
     const uint32_t width = p->value[in[k]].width;
     const bool rounds_input =
         n->prec == LM_PREC_BF16 && (op->kind == LM_OP_LINEAR || op->kind == LM_OP_ATTENTION || op->kind == LM_OP_EXPERTS);
-    const double steps = k == 0 ? levels(n->prec, p, op, false) : 0, rel = U32 * inside(p, op, position) + (rounds_input ? U16 : 0);
+    /* lanes i8 and mixed keep keys and values as float16 */
+    const bool half_kv = (n->prec == LM_PREC_I8 || n->prec == LM_PREC_MIXED) && op->kind == LM_OP_ATTENTION && (k == 1 || k == 2);
+    const double steps = k == 0 ? levels(n->prec, p, op, false) : 0;
+    const double rel = U32 * inside(p, op, position) + (rounds_input ? U16 : half_kv ? UHALF : 0);
     draw d = draws(n, op_at, k, position);
     for (uint32_t i = lm_noise_first(p, in[k]); i < width; i++) x[i] += x[i] * rel * sign(&d);
-    if (steps > 0) quantize(&d, x, width, steps);
+    if (steps > 0) quantize(&d, x, width, steps, n->prec == LM_PREC_MIXED && steps == 127);
 }
 
 void lm_noise_result(const lm_noise *n, const lm_program *p, uint32_t op_at, uint32_t position, double *x) {

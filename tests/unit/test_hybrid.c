@@ -237,7 +237,7 @@ static void evaluate(lm_engine *e, const text *t, unsigned edits, double *logits
     run r = {.t = t, .edits = edits, .vocab = e->program->vocab, .logits = logits, .saved = calloc((size_t)t->n * widest, sizeof(double))};
     uint8_t *want = calloc(t->n, 1);
     memset(want + t->c->n - 1, 1, t->n - t->c->n + 1);
-    if (lm_state_create(e->program, e->backend->elem_size, &state, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_state_create(e->program, e->backend->cache(e->device), &state, &err) != LM_OK) fail_msg("%s", err.message);
     const lm_seq seq = {.state = state, .n = t->n, .length = t->n};
     const lm_batch b = {.n_rows = t->n, .n_seqs = 1, .id = t->id, .want = want, .seq = &seq};
     const lm_run how = {.edit = edits ? on_edit : NULL, .edit_ctx = &r, .logits = on_logits, .logits_ctx = &r};

@@ -11,7 +11,7 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     for (uint32_t i = 0; !lane && lanes[i]; i++)
         if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
     if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane);
-    lm_kv kv = LM_KV_F32;
+    lm_kv kv = strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0 ? LM_KV_F16 : LM_KV_F32; /* far below what those lanes round off anyway */
     if (o->kv && !lm_kv_by_name(o->kv, &kv))
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "keys and values can't be kept as '%.40s': use f32, f16, bf16 or q8_0", o->kv);
     const lm_kernels *k;
