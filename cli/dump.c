@@ -60,7 +60,7 @@ int lm_cli_dump(int argc, char **argv) {
         {"--greedy", 0, LM_CLI_U32, &o.greedy, "N", "tokens of the bare arg-max run (default 0)", 0, 1 << 20},
         {"--taps", 0, LM_CLI_FLAG, &o.taps, NULL, "every op's result"},
         {"--out", 'o', LM_CLI_STR, &o.out, "FILE", "the safetensors file to write"},
-        LM_CLI_MODEL_OPTS(&o.run),
+        LM_CLI_MODEL_OPTS(&o.run, "f32"),
         {"--chunk", 0, LM_CLI_U32, &o.run.chunk, "N", "rows at a time (default: a good size)", 1, 1 << 20},
         {"--hash", 0, LM_CLI_FLAG, &hash, NULL,
          "last line: sha256 of all logits; without -o, before it a line for every op"},

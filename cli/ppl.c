@@ -60,7 +60,7 @@ int lm_cli_ppl(int argc, char **argv) {
         {"--kl", 0, LM_CLI_STR, &o.reference, "REF", "compare with a trace: whole logits, or a compact reference. Brings its own tokens"},
         {"--save", 0, LM_CLI_STR, &o.save, "REF", "write a compact reference: per position the best ids, and what remains"},
         {"--top", 0, LM_CLI_U32, &o.top, "K", "--save: so many best ids (default 64)", 1, 65536},
-        LM_CLI_MODEL_OPTS(&o.run),
+        LM_CLI_MODEL_OPTS(&o.run, "f32"),
         {"--chunk", 0, LM_CLI_U32, &o.run.chunk, "N", "rows at a time (default: a good size)", 1, 1 << 20},
         LM_CLI_JSON_OPT(&json),
         {NULL},

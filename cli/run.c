@@ -404,7 +404,7 @@ int lm_cli_run(int argc, char **argv) {
         LM_CLI_JSON_OPT(&r.json),
         {"--ctx", 0, LM_CLI_U32, &r.ctx, "N", "most positions (default: what the model was made for)", 1, 1u << 30},
         {"--chunk", 0, LM_CLI_U32, &r.chunk, "N", "prompt positions computed at a time", 1, 65536},
-        LM_CLI_MODEL_OPTS(&r.model_opt),
+        LM_CLI_MODEL_OPTS(&r.model_opt, "i8, f32 if no weight is quantized"),
         {0},
     };
     lm_cli_args args;

@@ -96,7 +96,7 @@ int lm_cli_verify(int argc, char **argv) {
     form f = {0};
     lm_cli_args args;
     const lm_cli_opt opts[] = {
-        LM_CLI_MODEL_OPTS(&o.run),
+        LM_CLI_MODEL_OPTS(&o.run, "f32"),
         {"--chunk", 0, LM_CLI_U32, &o.run.chunk, "N", "rows at a time (default: a good size)", 1, 1 << 20},
         {"--determinism", 0, LM_CLI_STR, &determinism, "HOW", "quick: one axis at a time (default); full: the grid too; off"},
         {"--converted", 0, LM_CLI_FLAG, &o.converted, NULL, "MODEL was converted from TRACE's weights: the binding is OPEN, not REFUTED"},

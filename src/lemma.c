@@ -29,6 +29,7 @@ lm_status lm_model_open(const char *path, const lm_model_options *options, lm_mo
     lm_model_options o = options ? *options : (lm_model_options){0};
     lm_engine_options eo = {
         .backend = o.backend,
+        .fast = true,
         .device = {.threads = o.threads, .lane = o.lane, .kv = o.kv, .cpu_level = o.cpu_level},
         .progress = {o.progress, o.progress_ctx},
         .interrupted = o.interrupted,

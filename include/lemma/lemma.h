@@ -64,8 +64,9 @@ typedef struct lm_model lm_model;
 
 typedef struct lm_model_options { /* all zeros: the defaults */
     const char *backend;   /* "cpu" (the default) or "f64" */
-    const char *lane;      /* NULL: the backend's own ("f32", "f64") */
-    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: "f32" (f64 keeps doubles, and takes none) */
+    const char *lane;      /* NULL: on cpu "i8" where weights are block-quantized, else "f32"; on f64 "f64" */
+    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: the lane's own, "f16" in i8 and mixed, else "f32"
+                              (f64 keeps doubles, and takes none) */
     const char *cpu_level; /* NULL: the best; "c", "avx2", "avx512", "neon" */
     uint32_t threads;      /* 0: one per physical core */
     /* while loading, done of total bytes; returning false stops it (LM_INTERRUPTED) */

@@ -8,6 +8,7 @@
 lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, lm_error *err) {
     const lm_engine_options eo = {
         .backend = "cpu",
+        .fast = true,
         .device = {.threads = o->threads, .lane = o->lane, .kv = o->kv, .cpu_level = o->cpu_level},
         .progress = {o->progress, o->progress_ctx},
         .interrupted = o->interrupted,
@@ -27,7 +28,7 @@ lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, l
     uint32_t files;
     r.config = (lm_bench_config){
         .arch = r.engine->arch->name,
-        .lane = o->lane ? o->lane : r.engine->backend->lanes[0],
+        .lane = r.engine->opt.device.lane ? r.engine->opt.device.lane : r.engine->backend->lanes[0],
         .device = r.engine->backend->describe(r.engine->device),
         .threads = threads,
         .load_s = load,

@@ -50,6 +50,11 @@ static lm_status upload_all(lm_engine *e, lm_error *err) {
     return s == LM_OK ? e->backend->configure(e->device, p, handle, err) : s;
 }
 
+static bool has_blocks(const lm_program *p) {
+    for (uint32_t i = 0; i < p->n_weights; i++)
+        if (!p->weight[i].type->is_float) return true;
+    return false;
+}
 static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_error *err) {
     e->opt = opt ? *opt : (lm_engine_options){0};
     const char *name = e->opt.backend ? e->opt.backend : "cpu";
@@ -57,6 +62,7 @@ static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_erro
     if (!e->backend) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "backend", "'%.40s' is not a backend of lemma (f64, cpu)", name);
     if (!e->backend->compiled() || !e->backend->available())
         return lm_fail_at(err, LM_MISSING, NULL, LM_NO_OFFSET, "backend", "'%s' is not available on this machine", name);
+    if (e->opt.fast && !e->opt.device.lane && strcmp(name, "cpu") == 0 && has_blocks(e->program)) e->opt.device.lane = "i8";
     LM_TRY(e->backend->create(&e->opt.device, &e->device, err));
     for (uint32_t i = 0; i < e->program->n_ops; i++)
         if (!e->backend->supports(e->device, &e->program->op[i]))

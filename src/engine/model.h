@@ -12,6 +12,7 @@ typedef struct lm_progress {
 
 typedef struct lm_engine_options {
     const char *backend; /* NULL: "cpu" */
+    bool fast;           /* where no lane is named, the one to generate in (docs/lanes.md): i8 on cpu for block-quantized weights */
     lm_device_options device;
     lm_progress progress;
     bool (*interrupted)(void *); /* polled while running; may be NULL */

@@ -146,7 +146,7 @@ def tampered():
                 ["these logits and parameters draw", "it was not drawn with temperature"])
     changed("repeat_last_n", receipt, put("repeat_last_n", 1), ["made: repeat_last_n"], ["it was not drawn with temperature"])
     quantized, _ = make("q.json", HYBRID, *SAMPLED, n=30)
-    changed("the lane", quantized, put("lane", "i8"), ["made: lane", "step 0", "lane was changed"], ["step 0 (position 9): the logits are other bits"], HYBRID)
+    changed("the lane", quantized, put("lane", "i16"), ["made: lane", "step 0", "lane was changed"], ["step 0 (position 9): the logits are other bits"], HYBRID)
     changed("how keys and values are kept", receipt, put("kv", "q8_0"), ["made: kv", "step 0", "kv was changed"], ["step 0 (position 9): the logits are other bits"])
     changed("the weights' sha256", receipt, put("weights_sha256", "ab" * 32), ["made: weights_sha256", "made with weights abababab"], ["made with weights abababab"])
     flipped = path("flipped.gguf")
