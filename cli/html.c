@@ -4,13 +4,21 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 static const char mark[] = "<!doctype html>";
 
 int lm_cli_html_check(const char *verb, const char *path) {
     char head[sizeof mark] = "";
     struct stat st;
-    if (!path || stat(path, &st) != 0) return LM_CLI_GO;
+    if (!path) return LM_CLI_GO;
+    if (stat(path, &st) != 0) {
+        const char *slash = strrchr(path, '/');
+        char folder[4096];
+        snprintf(folder, sizeof folder, "%.*s", slash ? (int)(slash - path + 1) : 1, slash ? path : ".");
+        if (*path && errno == ENOENT && access(folder, W_OK | X_OK) == 0) return LM_CLI_GO;
+        return lm_cli_usage(verb, "--html: no file can be made at '%.400s': %s; name another", path, strerror(errno));
+    }
     FILE *f = S_ISREG(st.st_mode) ? fopen(path, "rb") : NULL;
     const size_t n = f ? fread(head, 1, sizeof mark - 1, f) : 0;
     if (f) fclose(f);

@@ -2,6 +2,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 #include "cli.h"
@@ -358,6 +359,11 @@ static int execute(run *r) {
     return lm_status_exit_code(s);
 }
 
+static bool same_file(const char *a, const char *b) {
+    struct stat x, y;
+    return a && b && stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
 static int check(run *r) {
     if (!!r->prompt + !!r->file + (r->ids.n > 0) != 1) return lm_cli_usage("run", "give one prompt: -p TEXT, --file FILE or --ids 1,2,3");
     if (r->greedy && r->given_temp && r->sampler_opt.temperature > 0) return lm_cli_usage("run", "--greedy contradicts --temp");
@@ -365,6 +371,7 @@ static int check(run *r) {
         return lm_cli_usage("run", "--top-k, --top-p and --min-p only matter when sampling: add --temp, for instance --temp 1");
     if (r->given_seed && r->sampler_opt.temperature == 0)
         return lm_cli_usage("run", "--seed only matters when sampling: add --temp, for instance --temp 1");
+    if (same_file(r->file, r->receipt_path)) return lm_cli_usage("run", "--receipt would write over the prompt's file; name another");
     if (r->json && r->print_ids) return lm_cli_usage("run", "--print-ids and --json both want stdout; --json has the ids");
     if (!r->given_seed) { /* a fresh one, said at the end; below 2^53, so that it survives JSON */
         struct timespec t;

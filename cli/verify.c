@@ -20,6 +20,7 @@ static void print_claim(void *unused, const lm_claim *c) {
 }
 
 static int parse_determinism(const char *s, lm_determinism *out) {
+    if (!s) return LM_CLI_GO; /* quick */
     static const char *const names[] = {"quick", "full", "off"};
     for (int i = 0; i < 3; i++)
         if (!strcmp(s, names[i])) {
@@ -63,7 +64,7 @@ static int judge_one(const char *model, const char *receipt, const char *html, l
 }
 
 typedef struct form { /* what says which form of the verb is meant */
-    bool all, markdown, json;
+    bool all, markdown, json, determinism;
     const char *models, *receipt, *html;
     lm_cli_ids ids, expect;
     uint32_t topk;
@@ -77,6 +78,7 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
     if (f->receipt && (f->all || listed || o->converted)) return lm_cli_usage("verify", "--receipt goes with neither --all, --ids nor --converted");
+    if (f->determinism && (f->receipt || listed)) return lm_cli_usage("verify", "--determinism goes with neither --receipt nor --ids");
     if (f->html && (f->all || listed)) return lm_cli_usage("verify", "--html goes with neither --all nor --ids");
     if (f->html && lm_cli_html_check("verify", f->html) != LM_CLI_GO) return 2;
     uint32_t most = listed || f->receipt ? 1 : 2;
@@ -92,7 +94,7 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
 
 int lm_cli_verify(int argc, char **argv) {
     lm_verify_options o = {0};
-    const char *determinism = "quick";
+    const char *determinism = NULL;
     form f = {0};
     lm_cli_args args;
     const lm_cli_opt opts[] = {
@@ -122,6 +124,7 @@ int lm_cli_verify(int argc, char **argv) {
                      "resource is missing or nothing could be compared.",
                      opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
+    f.determinism = determinism != NULL;
     o.run.progress = lm_cli_progress;
     o.run.interrupted = lm_cli_interrupted;
     if (rc == LM_CLI_GO) rc = run_form(&f, &args, &o);

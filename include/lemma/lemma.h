@@ -98,7 +98,7 @@ void lm_model_get_info(const lm_model *m, lm_model_info *out);
 lm_skipped_group lm_model_skipped(const lm_model *m, uint32_t i); /* i < n_skipped */
 /* sha256 over the weight files' bytes in name order, hex, as traces and receipts record it. Reads every byte. */
 lm_status lm_model_sha256(const lm_model *m, char hex[65], lm_error *err);
-/* Whether a file may be written at path: nothing is there, or a regular file that the model is not read from. */
+/* Whether a file may be written at path: nothing is there and its folder can be written to, or a regular file that the model is not read from. */
 lm_status lm_model_check_target(const lm_model *m, const char *path, lm_error *err);
 /* End-of-generation ids: the tokenizer's, or the config's where there is no tokenizer. Belongs to the model. */
 const int32_t *lm_model_eos(lm_model *m, size_t *n);

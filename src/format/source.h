@@ -65,7 +65,8 @@ void lm_source_release(const lm_source *s, const lm_tensor *t);
 /* A bare safetensors file (a trace): tensors, and __metadata__ as a flat table of strings. */
 lm_status lm_safetensors_open(const char *path, lm_source **out, lm_error *err);
 
-/* Whether a file may be written at `path`: nothing is there, or a regular file that is none of `reading`'s (NULL: nothing is being read).
+/* Whether a file may be written at `path`: nothing is there and its folder can be written to, or a regular file that is none of
+ * `reading`'s (NULL: nothing is being read).
  * Both writers ask it; who computes before writing asks it first. */
 lm_status lm_target_check(const char *path, const lm_source *reading, lm_error *err);
 

@@ -158,6 +158,7 @@ static lm_status run(lm_ppl *p, const char *model, lm_error *err) {
     LM_TRY(lm_engine_open(model, &eo, &p->e, err));
     if (p->o->save) LM_TRY(lm_target_check(p->o->save, p->e->src, err));
     if (p->o->reference) LM_TRY(lm_trace_open(p->o->reference, p->e->program, &p->t, err));
+    if (p->t && p->o->save) LM_TRY(lm_target_check(p->o->save, p->t->file, err)); /* the reference outlives what is measured by it */
     LM_TRY(lm_ppl_cut(p, err));
     LM_TRY(describe(p, model, err));
     return run_windows(p, err);

@@ -30,7 +30,9 @@ static lm_status cut(lm_ppl *p, const int32_t *id, size_t n, lm_error *err) {
     uint32_t ctx = o->ctx ? o->ctx : DEFAULT_CTX, stride = o->stride ? o->stride : ctx;
     if (ctx < 4) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--ctx", "a window has 4 tokens or more");
     if (stride > ctx) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--stride", "%u is longer than a window (%u)", stride, ctx);
-    if (n < 4) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "text", "gives %zu tokens: too few to be scored", n);
+    if (n < 4)
+        return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, o->text ? "text" : "--ids", "%zu token%s: too few to be scored, give 4 or more", n,
+                          n == 1 ? "" : "s");
     if (n < ctx) ctx = (uint32_t)n, stride = ctx;
     LM_TRY(check_ids(p, id, n, err));
     uint64_t count = 1 + (n - ctx) / stride;

@@ -252,6 +252,8 @@ def hostile():
     refused("diff", LLAMA_GGUF, "https://127.0.0.1", "--ids", LIST, says=("https",))
     for url in ("http://", "http://:80", "http://a:b", "http://a:123456", "http://a b", "http://u@h", "http://h/x?y"):
         refused("diff", LLAMA_GGUF, url, "--ids", LIST, says=(url.split(" ")[0],))
+    for port in ("0", "65536", "99999", "8o80"):
+        refused("diff", LLAMA_GGUF, f"http://127.0.0.1:{port}", "--ids", LIST, says=("from 1 to 65535",))
     refused("diff", URL, URL, "--ids", LIST, says=("--model",))
     refused("diff", LLAMA_GGUF, URL, says=("--ids",))
 

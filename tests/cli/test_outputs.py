@@ -73,12 +73,13 @@ def main():
     before = {f: content(os.path.join(model, f)) for f in os.listdir(model)}
     for verb in (dump, quantize):
         for name in ("model.safetensors", "config.json", "generation_config.json", "../llama/model.safetensors", "../link"):
-            refused(verb, model, os.path.join(model, name), "is a file of the model that is being read")
+            refused(verb, model, os.path.join(model, name), "is a file that is being read")
         refused(verb, model, folder.name, "is a directory")
         refused(verb, model, fifo, "name a regular file")
         refused(verb, model, "", "empty name")
-    refused(dump, gguf, gguf, "is a file of the model that is being read")
-    refused(dump, gguf, path("hard"), "is a file of the model that is being read")
+        refused(verb, model, path("no-such-folder/out"), "cannot create a file in that folder")
+    refused(dump, gguf, gguf, "is a file that is being read")
+    refused(dump, gguf, path("hard"), "is a file that is being read")
     check("the model is as it was", before == {f: content(os.path.join(model, f)) for f in os.listdir(model)})
     check("the FIFO is one still", stat.S_ISFIFO(os.stat(fifo).st_mode))
     check("no temporary stays", not [f for f in os.listdir(folder.name) + os.listdir(model) if ".tmp" in f])
@@ -90,7 +91,29 @@ def main():
     check("a trace over the one that it continues", r.returncode == 0, r.stderr)
 
 
+def known_before():
+    """What can't be written is said before anything is computed, and what is read is not written over."""
+    model, oracle = os.path.join(FIXTURES, "llama"), path("oracle.safetensors")
+    ids, nowhere, prompt = ("--ids", "1,2,3,4,5,6"), path("no-such-folder/out"), path("prompt.txt")
+    shutil.copy(os.path.join(model, "oracle.safetensors"), oracle)
+    with open(prompt, "w") as f:
+        f.write("a prompt")
+    for says, args in (
+        ("cannot create a file in that folder", ("run", model, *ids, "--json", "--receipt", nowhere)),
+        ("cannot create a file in that folder", ("ppl", model, *ids, "--save", nowhere)),
+        ("no file can be made at", ("verify", model, "--html", nowhere)),
+        ("no file can be made at", ("verify", model, "--html", "")),
+        ("no file can be made at", ("diff", model, oracle, "--html", nowhere)),
+        ("is a file that is being read", ("ppl", model, "--kl", oracle, "--save", oracle)),
+        ("would write over the prompt", ("run", model, "-f", prompt, "--receipt", prompt)),
+    ):
+        r = lemma(*args)
+        check(f"{args[0]} {args[-2:]} at once", r.returncode == 2 and not r.stdout and r.stderr.count("\n") == 1 and says in r.stderr, f"{r.returncode} {r.stdout[:200]} {r.stderr}")
+    check("what was read is as it was", content(oracle) == content(os.path.join(model, "oracle.safetensors")) and content(prompt) == b"a prompt")
+
+
 limited()
 main()
+known_before()
 print(f"{passed} passed, {failed} failed, 0 skipped")
 sys.exit(failed > 0)
