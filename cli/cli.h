@@ -66,7 +66,7 @@ int lm_cli_parse(const char *verb, const char *about, const lm_cli_opt *opts, ui
 /* What opens a model, in every verb that does: goes into its option table; own_lane: a string, the lane on cpu where none is named. */
 #define LM_CLI_MODEL_OPTS(o, own_lane) \
     {"--backend", 0, LM_CLI_STR, &(o)->backend, "NAME", "cpu (default) or f64, the arbiter"}, \
-    {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "on cpu f32, i16, mixed, i8, bf16 (default: " own_lane "); on f64 f64 (default), hf-bf16: docs/lanes.md"}, \
+    {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "cpu: f32, i16, mixed, i8, bf16 (default: " own_lane "); f64: f64 (default), hf-bf16"}, \
     {"--kv", 0, LM_CLI_STR, &(o)->kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed)"}, \
     {"--threads", 't', LM_CLI_U32, &(o)->threads, "N", "threads (default: one per physical core)", 1, 1024}, \
     {"--cpu-level", 0, LM_CLI_STR, &(o)->cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"}

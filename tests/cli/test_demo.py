@@ -11,7 +11,8 @@ from drive import LEMMA, ROOT, check, demo_model, finish, skip
 
 NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-RUN = 'echo " a text"; echo sha256:00ff; echo "lemma run: llama, backend cpu, lane f32 (cpu f32 c 1 thread)" >&2; exit 0'
+RUN = ('case "$*" in *"--lane f32"*) lane=f32 ;; *) lane=own ;; esac; echo " a text"; echo sha256:00ff; '
+       'echo "lemma run: llama, backend cpu, lane $lane (cpu $lane c 1 thread)" >&2; exit 0')
 
 
 def script(path, body):
