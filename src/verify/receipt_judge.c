@@ -203,11 +203,12 @@ static lm_status choose(check *c, lm_error *err) {
     if (o->lane && strcmp(o->lane, c->r->lane))
         return lm_fail_at(err, LM_USAGE, c->path, LM_NO_OFFSET, "lane", "the receipt was made in lane %s: leave --lane %.40s out",
                           c->r->lane, o->lane);
-    if (o->kv && strcmp(o->kv, c->r->kv) && (c->r->kv[0] || strcmp(o->kv, "f32")))
+    const char *kv = c->r->kv[0] ? c->r->kv : strcmp(c->r->backend, "cpu") ? NULL : "f32"; /* what cpu kept when receipts first said nothing of it */
+    if (o->kv && (!kv || strcmp(o->kv, kv)))
         return lm_fail_at(err, LM_USAGE, c->path, LM_NO_OFFSET, "kv", "the receipt's keys and values were kept as %s: leave --kv %.40s out",
-                          c->r->kv[0] ? c->r->kv : "f32", o->kv);
+                          kv ? kv : "the backend does", o->kv);
     c->eo = (lm_engine_options){.backend = c->r->backend,
-                                .device = {.threads = o->threads, .lane = c->r->lane, .kv = c->r->kv[0] ? c->r->kv : NULL, .cpu_level = o->cpu_level},
+                                .device = {.threads = o->threads, .lane = c->r->lane, .kv = kv, .cpu_level = o->cpu_level},
                                 .progress = {o->progress, o->progress_ctx},
                                 .interrupted = o->interrupted,
                                 .interrupted_ctx = o->interrupted_ctx};

@@ -218,6 +218,14 @@ def hostile():
     refused("verify", LLAMA_GGUF, "--receipt", receipt, "--backend", "f64", says=("made on cpu",))
     refused("verify", LLAMA_GGUF, "--receipt", receipt, "--kv", "f16", says=("kept as f32", "--kv f16"))
     reproduced("keys and values as they were", LLAMA_GGUF, receipt, "--kv", "f32")
+    double, _ = make("f64.json", LLAMA_GGUF, "--backend", "f64", n=2)
+    refused("verify", LLAMA_GGUF, "--receipt", double, "--kv", "f32", says=("kept as the backend does",))
+    _, r = make("old.json", HYBRID, "--lane", "i8", "--kv", "f32", n=8)
+    r["kv"] = ""  # as it stood there when f32 was the default of every lane
+    r["digests"] = forge(r)
+    with open(path("old.json"), "w") as f:
+        json.dump(r, f)
+    reproduced("a receipt that names no type", HYBRID, path("old.json"))
     refused("verify", LLAMA_GGUF, "--receipt", receipt, "--determinism", "full", says=("--determinism goes with",))
     refused("verify", LLAMA_GGUF, "trace.safetensors", "--receipt", receipt, says=("one argument too many",))
     refused("verify", LLAMA_GGUF, "--receipt", receipt, "--ids", "1", "--expect", "2", says=("--receipt goes with",))
