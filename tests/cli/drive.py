@@ -25,7 +25,7 @@ def skip(name, why):
     print(f"skipped {name}: {why}")
 
 
-def lemma(*args, text=True, timeout=120, **kw):
+def lemma(*args, text=True, timeout=300, **kw):
     return subprocess.run([LEMMA, *map(str, args)], capture_output=True, text=text, timeout=timeout, cwd=ROOT, **kw)
 
 

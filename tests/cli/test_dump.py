@@ -5,32 +5,16 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.insert(0, os.path.join(ROOT, "tests"))
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 import trace_file as st  # noqa: E402
+from drive import ROOT, check, finish, lemma  # noqa: E402
 
-LEMMA = os.path.join(ROOT, os.environ.get("B", "build"), "lemma")
 MODEL = os.path.join(ROOT, "tests/fixtures/llama")
 ORACLE = os.path.join(MODEL, "oracle.safetensors")
-passed = failed = 0
 folder = tempfile.TemporaryDirectory()
-
-
-def check(name, ok, detail=""):
-    global passed, failed
-    if ok:
-        passed += 1
-    else:
-        failed += 1
-        print(f"FAILED {name}\n{detail}")
-
-
-def lemma(*args):
-    return subprocess.run([LEMMA, *args], capture_output=True, text=True, timeout=300)
 
 
 def path(name):
@@ -176,5 +160,4 @@ sources()
 usage()
 fingerprints()
 folder.cleanup()
-print(f"{passed} passed, {failed} failed, 0 skipped")
-sys.exit(failed > 0)
+finish()

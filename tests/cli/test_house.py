@@ -6,17 +6,7 @@ import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-passed = failed = 0
-
-
-def check(name, ok, detail=""):
-    global passed, failed
-    if ok:
-        passed += 1
-    else:
-        failed += 1
-        print(f"FAILED {name}: {detail}")
+from drive import ROOT, check, finish
 
 
 def write(root, path, text, mode=0o644):
@@ -156,5 +146,4 @@ def check_runner():
 
 check_rules()
 check_runner()
-print(f"{passed} passed, {failed} failed, 0 skipped")
-sys.exit(failed > 0)
+finish()

@@ -39,4 +39,23 @@ static inline void touch_error(lm_status st, const lm_error *err) {
     if ((st != LM_FORMAT && st != LM_UNSUPPORTED) || err->code != st || !err->file[0] || !err->message[0] || strchr(err->message, '\n'))
         abort();
 }
+
+/* A file of tensors, of any bytes: parsed, touched, let go. */
+static inline int touch_file(lm_status (*parse)(const uint8_t *, uint64_t, const char *, lm_arena *, lm_parsed *, lm_error *), const uint8_t *p,
+                             size_t n) {
+    lm_arena *a = lm_arena_create();
+    if (!a) return 0;
+    lm_parsed out = {0};
+    lm_error err = {0};
+    const lm_status st = parse(p, n, "input", a, &out, &err);
+    if (st == LM_OK) {
+        touch_meta(&out.meta);
+        touch_tensors(&out, p, n);
+    } else {
+        touch_error(st, &err);
+    }
+    if (lm_arena_bytes(a) > 65536 + 64 * n) abort(); /* memory in proportion to the file */
+    lm_arena_destroy(a);
+    return 0;
+}
 #endif
