@@ -1,12 +1,15 @@
 #!/usr/bin/env python3
-"""The house's rules (tools/check-includes) and the test runner itself (tests/run), each on the tree and on small trees made to fail."""
+"""The house's rules (tools/check-includes) and the test runner itself (tests/run), each on the tree and on small trees made to fail; and that
+the pages speak of what is there."""
+import glob
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 
-from drive import ROOT, check, finish
+from drive import ROOT, check, finish, good
 
 
 def write(root, path, text, mode=0o644):
@@ -144,6 +147,36 @@ def check_runner():
             check(f"runner: {name}", ok, f"status {r.returncode}\n{r.stdout}{r.stderr}")
 
 
+def anchors(page):
+    with open(page, encoding="utf-8") as f:
+        return {re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in re.findall(r"^#+ (.*)$", f.read(), re.M)}
+
+
+def check_pages():
+    """Links lead somewhere, files that are named exist, README has the verbs that -h has, make help the Makefile's targets."""
+    for page in ["README.md", "CONTRIBUTING.md", *sorted(glob.glob("docs/*.md", root_dir=ROOT))]:
+        with open(os.path.join(ROOT, page), encoding="utf-8") as f:
+            text = f.read()
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = target.partition("#")
+            full = os.path.join(ROOT, os.path.dirname(page), file) if file else os.path.join(ROOT, page)
+            check(f"{page}: {target}", os.path.exists(full) and (not anchor or anchor in anchors(full)), "leads nowhere")
+        for name in set(re.findall(r"`((?:src|tools|tests|docs|cli|include)/[\w./-]*\w)", text)):
+            if "NAME" not in name:
+                check(f"{page}: {name}", os.path.exists(os.path.join(ROOT, name)), "no such file")
+    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
+        there, not_there = re.split(r"^## What is not there$", f.read().split("\n## What is there\n")[1], flags=re.M)
+    for verb, text in re.findall(r"^  lemma (\w+) (.*)$", good("-h"), re.M):
+        check(f"README: {verb}", f"`{verb}`" in (not_there if " planned: " in text else there), f"-h says: {text}")
+    with open(os.path.join(ROOT, "Makefile"), encoding="utf-8") as f:
+        make = f.read()
+    listed = make.split("\nhelp:\n")[1].split("\nclean:\n")[0]
+    for target in re.search(r"^\.PHONY: all (.*) help FORCE$", make, re.M).group(1).split():
+        if target not in ("aarch64-kernels", "fuzz-targets"):  # parts of others
+            check(f"make help: {target}", re.search(rf'\b{re.escape(target)}\b', listed), "is not listed")
+
+
 check_rules()
 check_runner()
+check_pages()
 finish()
