@@ -13,9 +13,10 @@
  *   it is a product, by add otherwise; the last 16 are padded with +0; then lanes i and i+8 are added, then i and i+4, i+2, i+1.
  * Attention: per query, pages of 256 keys aligned to absolute position; in a page, its keys j that the query sees, in the value that the cache
  *   holds (kv.h). q·k sums blocks of 32 elements: blk = +0, blk = fma(q[d], k[d], blk); the first blk, then total + blk. s = q·k and
- *   a = scale, or, with a softcap, s = c·tanh((q·k)·scale/c) and a = 1; m = (max s)·a (a NaN aside); p = exp(max(fma(s, a, −m), −87)); l = Σp over 16 virtual lanes, p in lane j mod 16; o[d] = +0, then o + blk for each block of
- *   32 keys (j from a multiple of 32 on), blk = +0, blk = fma(p, v[d], blk) for ascending j. 16 keys, or 16 columns of the values, go side by side
- *   through the vector. Keys that are not seen are never read into a sum.
+ *   a = scale, or, with a softcap, s = c·tanh((q·k)·scale/c) and a = 1; m = (max s)·a (a NaN aside); p = exp(max(fma(s, a, −m), −87));
+ *   l = Σp over 16 virtual lanes, p in lane j mod 16; o[d] = +0, then o + blk for each block of 32 keys (j from a multiple of 32 on),
+ *   blk = +0, blk = fma(p, v[d], blk) for ascending j. 16 keys, or 16 columns of the values, go side by side through the vector. Keys that
+ *   are not seen are never read into a sum.
  *   Over latents and index keys, which are rows: q·k over 16 virtual lanes, l too (element i is the i-th visible key), o = fma(p, v, o) from +0.
  *   Pages are merged in ascending order: M = max(m, m'), a = exp(m − M), b = exp(m' − M), l = fma(l', b, l·a), o = fma(o', b, o·a).
  *   A sink is merged last and into l only, by a of o. Result o·(a/l), a = 1 without a sink.

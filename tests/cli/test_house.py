@@ -168,6 +168,9 @@ def check_pages():
         there, not_there = re.split(r"^## What is not there$", f.read().split("\n## What is there\n")[1], flags=re.M)
     for verb, text in re.findall(r"^  lemma (\w+) (.*)$", good("-h"), re.M):
         check(f"README: {verb}", f"`{verb}`" in (not_there if " planned: " in text else there), f"-h says: {text}")
+    with open(os.path.join(ROOT, "CONTRIBUTING.md"), encoding="utf-8") as f, open(os.path.join(ROOT, "src/arch/olmo2.c"), encoding="utf-8") as g:
+        shown = "".join(x[5:] for x in f.readlines() if x.startswith("    +") and not x.startswith("    +++"))
+        check("CONTRIBUTING.md's family is src/arch/olmo2.c", shown == g.read(), shown)
     with open(os.path.join(ROOT, "Makefile"), encoding="utf-8") as f:
         make = f.read()
     listed = make.split("\nhelp:\n")[1].split("\nclean:\n")[0]
