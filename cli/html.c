@@ -28,10 +28,14 @@ int lm_cli_html_check(const char *verb, const char *path) {
 
 int lm_cli_html_write(const char *verb, const char *path, char *html) {
     if (!html) return lm_cli_error(verb, &(lm_error){.code = LM_NOMEM, .offset = LM_NO_OFFSET});
-    FILE *f = fopen(path, "wb");
+    char beside[4400]; /* a page that was there stays until the new one is whole */
+    const int room = snprintf(beside, sizeof beside, "%s.tmp-%ld", path, (long)getpid());
+    FILE *f = room < (int)sizeof beside ? fopen(beside, "wbx") : NULL;
     bool ok = f && fputs(html, f) >= 0;
-    if (f && fclose(f) != 0) ok = false;
-    const int why = errno;
+    int why = room < (int)sizeof beside ? errno : ENAMETOOLONG;
+    if (f && fclose(f) != 0 && ok) ok = false, why = errno;
+    if (ok && rename(beside, path) != 0) ok = false, why = errno;
+    if (f && !ok) unlink(beside);
     lm_text_free(html);
     return ok ? LM_CLI_GO : lm_cli_usage(verb, "--html: %.400s: could not be written: %s", path, strerror(why));
 }

@@ -2,6 +2,7 @@
  * bandwidth jumps between two values. The median share is therefore not the median rate over one limit. */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "bench/neighbours.h"
@@ -192,6 +193,11 @@ static lm_status check(const lm_bench_options *o, lm_error *err) {
         if (!o->prompt[i]) return lm_fail(err, LM_RANGE, "a prompt of 0 tokens has no speed");
     for (uint32_t i = 0; i < o->n_batches; i++)
         if (!o->batch[i]) return lm_fail(err, LM_RANGE, "a batch of 0 sequences has no speed");
+    const char *const *known = lm_backend_by_name("cpu")->lanes;
+    for (uint32_t i = 0, k; i < o->n_lanes; i++) { /* before the lanes in front of it are measured */
+        for (k = 0; known[k] && strcmp(known[k], o->lane[i]);) k++;
+        if (!known[k]) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s'", o->lane[i]);
+    }
     return LM_OK;
 }
 

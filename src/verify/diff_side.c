@@ -1,4 +1,5 @@
 /* One side of a diff: what a name stands for, and its values, block by block. */
+#include "base/map.h"
 #include "verify/diff.h"
 #include <math.h>
 #include <stdio.h>
@@ -9,6 +10,15 @@ static bool exists(const char *path) { return lm_is_dir(path) || lm_is_file(path
 static bool ends_in(const char *s, const char *end) {
     const size_t n = strlen(s), m = strlen(end);
     return n >= m && !strcmp(s + n - m, end);
+}
+
+/* By its bytes, whatever its name: a length, then a JSON object. */
+static bool is_safetensors(const char *path) {
+    lm_map m;
+    if (!lm_is_file(path) || lm_map_open(path, &m, NULL) != LM_OK) return false;
+    const bool yes = m.size > 8 && m.data[8] == '{' && memcmp(m.data, "GGUF", 4);
+    lm_map_close(&m);
+    return yes;
 }
 
 /* The longest start of spec, up to two ":suffixes" left off, that exists. */
@@ -36,7 +46,7 @@ lm_status lm_side_parse(lm_diff *d, int side, const char *spec, lm_error *err) {
     *s = (lm_side){.letter = (char)('A' + side), .spec = spec, .about = ""};
     if (lm_side_is_server(spec)) return lm_side_parse_server(d, s, err);
     LM_TRY(split(d, s, suffix, &n, err));
-    s->is_trace = ends_in(s->path, ".safetensors") && !lm_is_dir(s->path);
+    s->is_trace = !lm_is_dir(s->path) && (ends_in(s->path, ".safetensors") || is_safetensors(s->path));
     const char *lane = s->is_trace ? suffix[0] : suffix[1];
     if (s->is_trace && n > 1) return lm_fail_at(err, LM_USAGE, spec, LM_NO_OFFSET, NULL, "a trace takes one suffix, its lane");
     if (!s->is_trace && n && !lm_backend_by_name(suffix[0]))

@@ -114,7 +114,7 @@ def usage():
     refused("bench", LLAMA, "-p", "0,5", *QUICK, says=["a prompt of 0 tokens"])
     refused("bench", LLAMA, "--json", "--csv", says=["--json and --csv"])
     refused("bench", LLAMA, "--lanes", "f32,", says=["--lanes"])
-    refused("bench", LLAMA, "--lanes", "f33", says=["f33"])
+    refused("bench", LLAMA, "--lanes", "f32,f33", says=["f33"])
     refused("bench", LLAMA, "--cpu-level", "mmx", says=["mmx"])
     refused("bench", os.path.join(FIXTURES, "none"), says=["none"])
     refused("bench", says=["argument is missing"])

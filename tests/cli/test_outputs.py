@@ -112,7 +112,21 @@ def known_before():
     check("what was read is as it was", content(oracle) == content(os.path.join(model, "oracle.safetensors")) and content(prompt) == b"a prompt")
 
 
+def page_stays():
+    """A page that can't be written whole leaves the one before it, and nothing beside it."""
+    place = path("pages")
+    os.mkdir(place)
+    page, args = os.path.join(place, "p.html"), ("verify", os.path.join(FIXTURES, "llama"), "--determinism", "off", "--html")
+    first = lemma(*args, page)
+    before = content(page)
+    limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (5000, 5000))  # noqa: E731
+    r = subprocess.run([LEMMA, *args, page], capture_output=True, text=True, timeout=60, preexec_fn=limit)
+    ok = first.returncode == 0 and r.returncode == 2 and "File too large" in r.stderr and content(page) == before and os.listdir(place) == ["p.html"]
+    check("a page past the size limit", ok, f"{r.returncode} {r.stderr} {os.listdir(place)}")
+
+
 limited()
+page_stays()
 main()
 known_before()
 print(f"{passed} passed, {failed} failed, 0 skipped")

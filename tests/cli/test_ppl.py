@@ -185,6 +185,7 @@ def compact():
     packed, ref = path("q4.gguf"), path("compact.st")
     good("quantize", LLAMA, packed, "q4_0")
     good("ppl", LLAMA, "--ids", listed(ids), "--ctx", 20, "--save", ref, "--top", 12)
+    good("diff", LLAMA, ref)  # a trace by its bytes, whatever its name
     tensors, meta = st.read(ref)
     check("what the reference has", sorted(tensors) == sorted(f"c{k}.{x}" for k in (0, 1) for x in ("ids", "top.ids", "top.logprobs", "top.rest")), str(list(tensors)))
     check("of each position so many", tensors["c0.top.ids"][1] == [20, 12] and tensors["c0.top.rest"][1] == [20] and meta["c0.scored_from"] == "10")
