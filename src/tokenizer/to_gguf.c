@@ -184,6 +184,14 @@ static lm_status agree(const lm_tokenizer *a, const lm_tokenizer *b, bool *same,
 }
 
 static int by_key(const void *a, const void *b) { return strcmp(((const lm_meta_entry *)a)->key, ((const lm_meta_entry *)b)->key); }
+/* The tokenizer that a reader makes of what is in `o`. sorted: [MAX_ENTRIES], to work in. */
+static lm_status read_back(const out *o, lm_meta_entry *sorted, const lm_source *src, lm_tokenizer **back, lm_error *err) {
+    memcpy(sorted, o->kv, o->n * sizeof *sorted);
+    qsort(sorted, o->n, sizeof *sorted, by_key);
+    const lm_source as = {.kind = LM_SOURCE_GGUF, .path = src->path, .meta = {sorted, o->n}};
+    *back = NULL;
+    return lm_tokenizer_from_gguf(&as, back, err);
+}
 
 /* The pre-tokenizer's name in GGUF: the first with which a reader cuts the probes as this tokenizer does. */
 static lm_status find_pre(out *o, const lm_source *src, const lm_tokenizer *t, lm_error *err) {
@@ -193,12 +201,9 @@ static lm_status find_pre(out *o, const lm_source *src, const lm_tokenizer *t, l
     const char *name;
     for (uint32_t i = 0; (name = lm_pre_name(i)) != NULL; i++) {
         o->kv[at] = (lm_meta_entry){.key = "tokenizer.ggml.pre", .value = {.kind = LM_V_STRING, .str = {name, strlen(name)}, .gguf_type = STRING}};
-        memcpy(sorted, o->kv, o->n * sizeof *sorted);
-        qsort(sorted, o->n, sizeof *sorted, by_key);
-        lm_source as = {.kind = LM_SOURCE_GGUF, .path = src->path, .meta = {sorted, o->n}};
-        lm_tokenizer *back = NULL;
+        lm_tokenizer *back;
         bool same = false;
-        LM_TRY(lm_tokenizer_from_gguf(&as, &back, err));
+        LM_TRY(read_back(o, sorted, src, &back, err));
         lm_status s = agree(t, back, &same, err);
         lm_tokenizer_free(back);
         LM_TRY(s);
@@ -279,12 +284,9 @@ static lm_status convert_spm(out *o, const lm_source *src, const lm_tokenizer *t
         o->n = at;
         put_bool(o, "tokenizer.ggml.add_space_prefix", ways[i].prefix);
         if (ways[i].scheme) put_str(o, "lemma.tokenizer.prepend_scheme", ways[i].scheme);
-        memcpy(sorted, o->kv, o->n * sizeof *sorted);
-        qsort(sorted, o->n, sizeof *sorted, by_key);
-        lm_source as = {.kind = LM_SOURCE_GGUF, .path = src->path, .meta = {sorted, o->n}};
-        lm_tokenizer *back = NULL;
+        lm_tokenizer *back;
         bool same = false;
-        LM_TRY(lm_tokenizer_from_gguf(&as, &back, err));
+        LM_TRY(read_back(o, sorted, src, &back, err));
         lm_status s = agree(t, back, &same, err);
         if (s == LM_OK && same) s = same_texts(t, back, &same, err);
         lm_tokenizer_free(back);

@@ -51,4 +51,40 @@ static inline uint32_t kern_levels(const lm_kernels *out[3]) {
                 if (memcmp(&(a)[i_], &(b)[i_], sizeof *(a)) != 0) fail_msg("%s: element %zu: %a and %a", (what), i_, (double)(a)[i_], (double)(b)[i_]); \
         } \
     } while (0)
+
+/* kernels.h's words on a product: 8 segments of whole units where it is split, their totals in a tree, empty ones passed over. */
+static inline bool kern_tree(const float *seg, const bool *has, uint32_t lo, uint32_t hi, float *out) {
+    if (hi - lo == 1) {
+        *out = seg[lo];
+        return has[lo];
+    }
+    float a, b;
+    const uint32_t mid = (lo + hi) / 2;
+    const bool ha = kern_tree(seg, has, lo, mid, &a), hb = kern_tree(seg, has, mid, hi, &b);
+    *out = ha && hb ? a + b : ha ? a : b;
+    return ha || hb;
+}
+static inline float kern_plain_product(float (*segment)(const float *w, const float *x, uint32_t n), const float *w, const float *x, uint32_t K,
+                                       uint32_t unit, bool split) {
+    if (!split) return segment(w, x, K);
+    const uint32_t n = (K + unit - 1) / unit;
+    float seg[8], y = 0;
+    bool has[8];
+    for (uint32_t i = 0; i < 8; i++) {
+        uint32_t a = i * n / 8 * unit, b = (i + 1) * n / 8 * unit;
+        if (b > K) b = K;
+        has[i] = a < b;
+        seg[i] = has[i] ? segment(w + a, x + a, b - a) : 0;
+    }
+    kern_tree(seg, has, 0, 8, &y);
+    return y;
+}
+/* Its tasks, last one first: any order gives the same. */
+static inline void kern_run_product(const lm_product *p) {
+    const size_t n = lm_product_scratch(p->n_t) * sizeof(float);
+    float *scratch = kern_guard(n);
+    memset(scratch, 0xff, n);
+    for (uint32_t i = lm_product_tasks(p); i-- > 0;) lm_product_run(p, i, scratch);
+    kern_guard_free(scratch, n);
+}
 #endif

@@ -89,38 +89,7 @@ static float plain_segment(const float *w, const float *x, uint32_t n) {
     }
     return total;
 }
-static bool plain_tree(const float *seg, const bool *has, uint32_t lo, uint32_t hi, float *out) {
-    if (hi - lo == 1) {
-        *out = seg[lo];
-        return has[lo];
-    }
-    float a, b;
-    const uint32_t mid = (lo + hi) / 2;
-    const bool ha = plain_tree(seg, has, lo, mid, &a), hb = plain_tree(seg, has, mid, hi, &b);
-    *out = ha && hb ? a + b : ha ? a : b;
-    return ha || hb;
-}
-static float plain(const float *w, const float *x, uint32_t K, bool split) {
-    if (!split) return plain_segment(w, x, K);
-    const uint32_t n = (K + 15) / 16;
-    float seg[8], y = 0;
-    bool has[8];
-    for (uint32_t i = 0; i < 8; i++) {
-        uint32_t a = i * n / 8 * 16, b = (i + 1) * n / 8 * 16;
-        if (b > K) b = K;
-        has[i] = a < b;
-        seg[i] = has[i] ? plain_segment(w + a, x + a, b - a) : 0;
-    }
-    plain_tree(seg, has, 0, 8, &y);
-    return y;
-}
-static void run_product(const lm_product *p) {
-    const size_t n = lm_product_scratch(p->n_t) * sizeof(float);
-    float *scratch = kern_guard(n);
-    memset(scratch, 0xff, n);
-    for (uint32_t i = lm_product_tasks(p); i-- > 0;) lm_product_run(p, i, scratch);
-    kern_guard_free(scratch, n);
-}
+
 /* Weights of type t; w and x become what the lane rounds them to. */
 static void check(const char *type, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
     const lm_dtype *t = named(type);
@@ -157,7 +126,7 @@ static void check(const char *type, uint32_t rows, uint32_t K, uint32_t T, bool 
         const lm_bf16_kernels *k = lm_bf16_nth(l);
         for (uint32_t i = 0; i < lm_x_tiles(T); i++) lm_bf16_pack(k, x, K, NULL, T, i, K, xp);
         memset(y, 0xff, sizeof(float) * yn);
-        run_product(&(lm_product){&lm_kernels_c, &m, 0, split, with_bias ? bias : NULL, (const float *)(const void *)xp, T, y, rows, k});
+        kern_run_product(&(lm_product){&lm_kernels_c, &m, 0, split, with_bias ? bias : NULL, (const float *)(const void *)xp, T, y, rows, k});
         for (size_t i = 0; i < yn; i++) {
             float xr[2000];
             const float *wr = w + (i % rows) * K, b = with_bias ? bias[i % rows] : 0;
@@ -166,7 +135,7 @@ static void check(const char *type, uint32_t rows, uint32_t K, uint32_t T, bool 
                 xr[j] = real(lm_f32_to_bf16(x[i / rows * K + j]));
                 exact += (double)wr[j] * xr[j], size += fabs((double)wr[j] * xr[j]);
             }
-            const float want = plain(wr, xr, K, split) + b;
+            const float want = kern_plain_product(plain_segment, wr, xr, K, 16, split) + b;
             if (memcmp(&want, &y[i], 4) != 0 && !(want == 0 && y[i] == 0))
                 fail_msg("%s %s rows %u K %u T %u split %d: %zu is %a, contract %a", type, k->level, rows, K, T, split, i, (double)y[i], (double)want);
             const double bound = 2 * sqrt((double)K + 1) * 0x1p-24 * size + 1e-37;

@@ -35,39 +35,6 @@ static float plain_segment(const float *w, const float *x, uint32_t n) {
     }
     return total;
 }
-static bool plain_tree(const float *seg, const bool *has, uint32_t lo, uint32_t hi, float *out) {
-    if (hi - lo == 1) {
-        *out = seg[lo];
-        return has[lo];
-    }
-    float a, b;
-    uint32_t mid = (lo + hi) / 2;
-    bool ha = plain_tree(seg, has, lo, mid, &a), hb = plain_tree(seg, has, mid, hi, &b);
-    *out = ha && hb ? a + b : ha ? a : b;
-    return ha || hb;
-}
-static float plain(const lm_dtype *t, const float *w, const float *x, uint32_t K, bool split) {
-    if (!split) return plain_segment(w, x, K);
-    const uint32_t unit = t->block == 1 ? 16 : t->block, n = (K + unit - 1) / unit;
-    float seg[8], y = 0;
-    bool has[8];
-    for (uint32_t i = 0; i < 8; i++) {
-        uint32_t a = i * n / 8 * unit, b = (i + 1) * n / 8 * unit;
-        if (b > K) b = K;
-        has[i] = a < b;
-        seg[i] = has[i] ? plain_segment(w + a, x + a, b - a) : 0;
-    }
-    plain_tree(seg, has, 0, 8, &y);
-    return y;
-}
-
-static void run_product(const lm_product *p) {
-    const size_t n = lm_product_scratch(p->n_t) * sizeof(float);
-    float *scratch = kern_guard(n);
-    memset(scratch, 0xff, n);
-    for (uint32_t i = lm_product_tasks(p); i-- > 0;) lm_product_run(p, i, scratch); /* any order */
-    kern_guard_free(scratch, n);
-}
 
 static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
     float *w = malloc(sizeof(float) * rows * K);
@@ -100,7 +67,7 @@ static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool
     float *y = kern_guard(sizeof(float) * yn), *first = malloc(sizeof(float) * yn);
     for (uint32_t l = 0, n = kern_levels(level); l < n; l++) {
         memset(y, 0xff, sizeof(float) * yn);
-        run_product(&(lm_product){level[l], &m, 0, split, with_bias ? bias : NULL, xp, T, y, rows});
+        kern_run_product(&(lm_product){level[l], &m, 0, split, with_bias ? bias : NULL, xp, T, y, rows});
         if (l == 0) memcpy(first, y, sizeof(float) * yn);
         char what[120];
         snprintf(what, sizeof what, "%s %s rows %u K %u T %u split %d", t->name, level[l]->level, rows, K, T, split);
@@ -108,7 +75,7 @@ static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool
     }
     for (size_t i = 0; i < yn; i++) {
         const float *wr = w + (i % rows) * K, *xr = x + i / rows * K, b = with_bias ? bias[i % rows] : 0;
-        float want = plain(t, wr, xr, K, split);
+        float want = kern_plain_product(plain_segment, wr, xr, K, t->block == 1 ? 16 : t->block, split);
         if (with_bias) want += b;
         if (memcmp(&want, &y[i], 4) != 0) fail_msg("%s rows %u K %u T %u split %d: %zu is %a, contract %a", t->name, rows, K, T, split, i, (double)y[i], (double)want);
         double exact = (double)b, size = fabs((double)b);

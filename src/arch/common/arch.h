@@ -196,8 +196,6 @@ double lm_yarn_mscale(double factor, double mscale);            /* 1 when factor
 /* Sets layer[].window: as layer_types (HF) or sliding_window_pattern (GGUF: a period, or a flag per layer) says, else every layer slides
  * but each period-th (period 0: all slide). */
 void lm_windows(lm_b *b, uint32_t window, uint32_t period);
-/* layer_types[l] == type; false when there is no such list */
-bool lm_layer_is(lm_b *b, uint32_t l, const char *type);
 
 /* ---- recipe.c: the default decoder and its pieces ------------------------------------------------------------------------------------*/
 void lm_common_params(lm_b *b);                                           /* the keys nearly every decoder shares, into hp */

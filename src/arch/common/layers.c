@@ -1,11 +1,6 @@
 #include "arch/common/arch.h"
 #include <string.h>
 
-bool lm_layer_is(lm_b *b, uint32_t l, const char *type) {
-    const char *s;
-    return lm_cfg_str_at(b, "layer_types", NULL, l, &s) && !strcmp(s, type);
-}
-
 void lm_windows(lm_b *b, uint32_t window, uint32_t period) {
     lm_hparams *h = &b->hp;
     const lm_value *types = lm_cfg_raw(b, "layer_types", NULL),
