@@ -29,7 +29,7 @@ typedef enum lm_int_lane {
 #define LM_INT_BLK 32u
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
-#define LM_INT_GROUP 96u /* tiles that a task takes at a time, at most */
+#define LM_INT_GROUP 44u /* tiles that a task takes at a time, at most */
 
 /* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,

@@ -38,6 +38,16 @@ typedef struct task {
     float *decoded;
 } task;
 
+/* While tile i is computed, its share of the next block of bfloat16 weights comes into the cache: the first tile would wait for all of it. */
+static void ask_ahead(const task *k, uint32_t k0, uint32_t i) {
+    const lm_packed_matrix *w = k->p->w;
+    if (k0 >= w->K) return;
+    const uint32_t lines = ((w->K - k0 < LM_BLK ? w->K - k0 : LM_BLK) + 1) / 2, n = k->i1 - k->i0; /* a line: 16 rows, two elements */
+    for (uint32_t s = 0; s < k->n_s; s++) {
+        const uint8_t *strip = lm_packed_at(w, k->p->mat, k->s0 + s) + (size_t)k0 * 32;
+        for (uint32_t l = (i - k->i0) * lines / n, end = (i - k->i0 + 1) * lines / n; l < end; l++) __builtin_prefetch(strip + 64 * (size_t)l, 0, 2);
+    }
+}
 static void add_block(const task *k, uint32_t k0, uint32_t n, bool first, float *total) {
     const lm_product *p = k->p;
     const lm_packed_matrix *w = p->w;
@@ -45,6 +55,7 @@ static void add_block(const task *k, uint32_t k0, uint32_t n, bool first, float 
     if (p->bf16) {
         const uint32_t all = (w->K + 1) / 2, pairs = (n + 1) / 2;
         for (uint32_t i = k->i0; i < k->i1; i++) {
+            ask_ahead(k, k0 + n, i);
             const uint32_t t = lm_x_first(p->n_t, i), width = lm_x_first(p->n_t, i + 1) - t;
             const uint32_t *x = (const uint32_t *)(const void *)p->xp + (size_t)t * all + (size_t)(k0 / 2) * width;
             p->bf16->tile(strip + (size_t)k0 * 32, w->strip_bytes, k->n_s, pairs, x, width, first, total + (size_t)(t - k->t0) * 16, k->ld);
