@@ -85,6 +85,7 @@ typedef struct lm_model_info { /* strings belong to the model */
     const char *description; /* "cpu f32 avx512 2 threads" */
     uint32_t vocab, layers, hidden;
     uint32_t max_position;   /* 0: no limit known */
+    uint32_t learned;        /* positions that are weights, beyond which nothing can be computed; 0: none are */
     uint32_t files;          /* weight files opened */
     uint64_t weight_bytes;   /* of tensors that the program reads */
     uint64_t held_bytes;     /* that the backend holds for them */

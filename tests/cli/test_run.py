@@ -151,6 +151,10 @@ def refusals():
     for bad in ("", "1,,2", "-1", "a", "1,2,", "0x5", "1.5"):
         refused("run", LLAMA, "--ids=" + bad, says=["--ids"])
     refused(*run, "--ctx", 5, says=["9", "5"])
+    gpt2 = os.path.join(FIXTURES, "gpt2")
+    refused("run", gpt2, "--ids", "1", "--json", "--ctx", 129, says=["128 learned positions"])
+    refused("run", gpt2, "--ids", ",".join("1" * 129), "--json", says=["129 tokens", "no more positions"])
+    check("up to the last learned position", len(json.loads(good("run", gpt2, "--ids", "1,2", "--json", "--ignore-eos", "--ctx", 128))["ids"]) == 127)
     refused("run", LLAMA, "--ids", ",".join(["1"] * 4097), says=["4097", "4096"])
     refused("run", LLAMA, says=["-p TEXT"])
     refused(*run, "-p", "hello", says=["one prompt"])
