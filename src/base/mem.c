@@ -167,15 +167,19 @@ char *lm_arena_strndup(lm_arena *a, const char *s, size_t n) {
     return d;
 }
 
+char *lm_arena_vprintf(lm_arena *a, const char *fmt, va_list ap) {
+    va_list again;
+    va_copy(again, ap);
+    const int n = vsnprintf(NULL, 0, fmt, ap);
+    char *d = n >= 0 ? arena_take(a, (size_t)n + 1, 1) : NULL;
+    if (d) vsnprintf(d, (size_t)n + 1, fmt, again);
+    va_end(again);
+    return d;
+}
 char *lm_arena_printf(lm_arena *a, const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(NULL, 0, fmt, ap);
-    va_end(ap);
-    char *d = n >= 0 ? arena_take(a, (size_t)n + 1, 1) : NULL;
-    if (!d) return NULL;
-    va_start(ap, fmt);
-    vsnprintf(d, (size_t)n + 1, fmt, ap);
+    char *d = lm_arena_vprintf(a, fmt, ap);
     va_end(ap);
     return d;
 }

@@ -1,6 +1,7 @@
 /* Memory: checked sizes, an allocator that tests can make fail, and arenas (one per lifetime: model, session, request). */
 #ifndef LM_BASE_MEM_H
 #define LM_BASE_MEM_H
+#include <stdarg.h>
 #include "base/status.h"
 
 /* a*b and a+b, false on overflow (*out untouched then) */
@@ -42,5 +43,6 @@ void *lm_arena_alloc(lm_arena *a, size_t bytes);             /* 64-byte aligned,
 void *lm_arena_calloc(lm_arena *a, size_t n, size_t size);   /* the same, n*size checked */
 char *lm_arena_strndup(lm_arena *a, const char *s, size_t n);
 char *lm_arena_printf(lm_arena *a, const char *fmt, ...) LM_PRINTF(2, 3);
+char *lm_arena_vprintf(lm_arena *a, const char *fmt, va_list ap);
 size_t lm_arena_bytes(const lm_arena *a);                    /* bytes held */
 #endif

@@ -9,14 +9,10 @@
 enum { DEFAULT_SAMPLES = 3, MOST_SAMPLES = 16 };
 
 const char *lm_diff_say(lm_diff *d, const char *fmt, ...) {
-    char buf[1024];
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(buf, sizeof buf, fmt, ap);
+    const char *s = lm_arena_vprintf(d->arena, fmt, ap);
     va_end(ap);
-    if (n < 0) n = 0;
-    if ((size_t)n >= sizeof buf) n = (int)sizeof buf - 1;
-    const char *s = lm_arena_strndup(d->arena, buf, (size_t)n);
     return s ? s : "";
 }
 

@@ -10,7 +10,7 @@ static const char style[] =
     "--c0:#0969da;--c1:#bc4c00;--c2:#8250df;--c3:#6e7781;--h0:#eef4fb;--h9:#a40e26}\n"
     "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--soft:#9198a1;--line:#30363d;--good:#3fb950;--open:#d29922;"
     "--bad:#f85149;--c0:#58a6ff;--c1:#f0883e;--c2:#bc8cff;--c3:#8b949e;--h0:#182330;--h9:#ff7b72}}\n"
-    "body{margin:0 auto;padding:1.5rem;max-width:62rem;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}\n"
+    "body{margin:0 auto;padding:1.5rem;max-width:62rem;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;overflow-wrap:break-word}\n"
     "h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .6rem;border-bottom:1px solid var(--line);padding-bottom:.2rem}\n"
     ".verdict{font-weight:600;font-size:1.05rem;margin:.2rem 0 1rem;overflow-wrap:anywhere}.good{color:var(--good)}.open{color:var(--open)}.bad{color:var(--bad)}\n"
     ".wide{overflow-x:auto}.wide table{min-width:36rem}.wide table table{min-width:0}table{border-collapse:collapse;font-size:.88rem;width:100%}\n"

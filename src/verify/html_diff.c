@@ -138,18 +138,13 @@ static void disputes(const page *p, const lm_diff_case *c) {
         if (!lm_diff_disputed(r) || ++n > MOST_FLIPS) continue;
         if (n == 1) fputs("<div class=\"wide\"><table class=\"disputes\"><tr><th class=\"n\">position</th><th>A</th><th class=\"n\">margin</th><th>B</th><th class=\"n\">margin</th>"
                           "<th>the arbiter</th><th class=\"n\">margin</th><th>verdict</th></tr>\n", f);
-        fprintf(f, "<tr><td class=\"n\">%u</td><td>", i);
-        token(p, r->top[0]);
-        fputs("</td>", f);
-        number_cell(f, r->margin[0]);
-        fputs("<td>", f);
-        token(p, r->top[1]);
-        fputs("</td>", f);
-        number_cell(f, r->margin[1]);
-        fputs("<td>", f);
-        token(p, r->top[2]);
-        fputs("</td>", f);
-        number_cell(f, r->margin[2]);
+        fprintf(f, "<tr><td class=\"n\">%u</td>", i);
+        for (uint32_t side = 0; side < 3; side++) {
+            fputs("<td>", f);
+            token(p, r->top[side]);
+            fputs("</td>", f);
+            number_cell(f, r->margin[side]);
+        }
         fputs("<td>", f);
         lm_html_text(f, lm_diff_judged(r));
         fprintf(f, " <span class=\"soft\">(rounding reaches %.3g, %.3g)</span></td></tr>\n", r->reach[0], r->reach[1]);

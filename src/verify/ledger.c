@@ -32,14 +32,10 @@ void lm_ledger_free(lm_ledger *l) {
 }
 
 const char *lm_say(lm_ledger *l, const char *fmt, ...) {
-    char buf[2048];
     va_list ap;
     va_start(ap, fmt);
-    int n = vsnprintf(buf, sizeof buf, fmt, ap);
+    const char *s = lm_arena_vprintf(l->arena, fmt, ap);
     va_end(ap);
-    if (n < 0) n = 0;
-    if ((size_t)n >= sizeof buf) n = (int)sizeof buf - 1;
-    char *s = lm_arena_strndup(l->arena, buf, (size_t)n);
     if (!s) l->nomem = true;
     return s ? s : "";
 }
