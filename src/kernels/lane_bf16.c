@@ -75,6 +75,17 @@ const lm_bf16_kernels *lm_bf16_pick(const lm_kernels *level, const char **passed
     return best;
 }
 
+/* Four pairs of each of four rows, turned. */
+typedef uint32_t quad __attribute__((vector_size(16)));
+static void turn(const uint16_t *src, size_t ld, uint32_t *dst, size_t w) {
+    quad r[4];
+    for (int i = 0; i < 4; i++) memcpy(&r[i], src + (size_t)i * ld, sizeof r[i]);
+    const quad a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+    const quad c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+    const quad out[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
+                         __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
+    for (int i = 0; i < 4; i++) memcpy(dst + (size_t)i * w, &out[i], sizeof out[i]);
+}
 void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xp) {
     enum { PIECE = 256 };
     const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0, pairs = (K + 1) / 2;
@@ -86,7 +97,14 @@ void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const ui
             k->round(x + (size_t)(row ? row[t0 + t] : t0 + t) * ldx + k0, n, piece[t]);
             if (n & 1) piece[t][n] = 0;
         }
-        for (uint32_t j = 0; j < m; j++, dst += w)
-            for (uint32_t t = 0; t < w; t++) memcpy(&dst[t], &piece[t][2 * j], 4);
+        uint32_t j = 0;
+        for (; w >= 4 && j + 4 <= m; j += 4)
+            for (uint32_t t = 0; t < w; t += 4) { /* the last four may be some of those before again */
+                const uint32_t t4 = t + 4 <= w ? t : w - 4;
+                turn(piece[t4] + 2 * j, PIECE, dst + (size_t)j * w + t4, w);
+            }
+        for (; j < m; j++)
+            for (uint32_t t = 0; t < w; t++) memcpy(&dst[(size_t)j * w + t], &piece[t][2 * j], 4);
+        dst += (size_t)m * w;
     }
 }

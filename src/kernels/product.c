@@ -2,9 +2,9 @@
 #include "kernels/lane_bf16.h"
 #include <string.h>
 
-#define TOKENS (LM_TILE * LM_TILE_GROUP) /* of a task, at most */
 #define SEGMENTS 8u
 #define DEPTH 4u /* a segment's total and three waiting for their siblings */
+#define PASS 8u  /* blocks that a tile goes through before the next tile does */
 
 void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
     const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0;
@@ -19,130 +19,139 @@ void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, ui
         for (uint32_t t = 0; t < w; t++) dst[t] = src[t][k];
 }
 
-/* Scratch: DEPTH × (LM_STRIP_GROUP × tokens × 16) totals, then LM_STRIP_GROUP blocks of decoded weights. A decode task's totals are
- * [strip][LM_GEMV][16] whatever the number of tokens. */
-static size_t level_floats(uint32_t n_t) {
-    uint32_t t = n_t < TOKENS ? n_t : TOKENS;
-    return (size_t)LM_STRIP_GROUP * (t < LM_GEMV ? LM_GEMV : t) * 16;
-}
-size_t lm_product_scratch(uint32_t n_t) { return DEPTH * level_floats(n_t) + (size_t)LM_STRIP_GROUP * LM_BLK * 16; }
-
-static uint32_t strip_groups(const lm_product *p) { return (p->w->strips + LM_STRIP_GROUP - 1) / LM_STRIP_GROUP; }
-uint32_t lm_product_tasks(const lm_product *p) { return strip_groups(p) * ((lm_x_tiles(p->n_t) + LM_TILE_GROUP - 1) / LM_TILE_GROUP); }
-
-/* One task: strips [s0, s0+n_s), tiles [i0, i1), tokens [t0, t1) */
+/* One task: strips [s0, s0 + n_s), tiles [i0, i1). A pass takes every tile through the same few blocks: the strips' weights come from memory once,
+ * in one stream, and then from the second cache; a tile's totals stay in the first. Its results are written when its last block is done, so
+ * that their way to memory is covered by the next tile's arithmetic. */
 typedef struct task {
     const lm_product *p;
-    uint32_t s0, n_s, i0, i1, t0, t1;
-    uint32_t ld; /* tokens per strip in a totals level */
-    float *decoded;
+    uint32_t s0, n_s, i0, i1;
+    uint32_t slot;  /* floats of a total: [n_s][ld][16] */
+    uint32_t ld;    /* tokens of a strip in it */
+    float *totals;  /* [tile][DEPTH][slot] */
+    float *decoded; /* [PASS][n_s][LM_BLK][16] */
 } task;
 
-/* While tile i is computed, its share of the next block of bfloat16 weights comes into the cache: the first tile would wait for all of it. */
-static void ask_ahead(const task *k, uint32_t k0, uint32_t i) {
+/* Few rows take more strips at a time: nothing is shared between them but the row. */
+static uint32_t strips_of(uint32_t n_t) { return n_t <= LM_TILE ? LM_STRIP_GROUP : 2; }
+static uint32_t tiles_of(uint32_t n_t) { return lm_x_tiles(n_t) < LM_TILE_GROUP ? lm_x_tiles(n_t) : LM_TILE_GROUP; }
+static uint32_t strip_groups(const lm_product *p) { return (p->w->strips + strips_of(p->n_t) - 1) / strips_of(p->n_t); }
+uint32_t lm_product_tasks(const lm_product *p) { return strip_groups(p) * ((lm_x_tiles(p->n_t) + LM_TILE_GROUP - 1) / LM_TILE_GROUP); }
+size_t lm_product_scratch(uint32_t n_t) {
+    return (size_t)strips_of(n_t) * 16 * (DEPTH * (size_t)tiles_of(n_t) * LM_TILE + (size_t)PASS * LM_BLK);
+}
+static bool by_gemv(const lm_product *p) { return !p->bf16 && p->n_t <= LM_GEMV && p->k->gemv[p->w->pack]; }
+
+/* ---- where a sum stands ------------------------------------------------------------------------------------------------------------
+ * Segments arrive in order, so the tree is a binary counter: bit l of `waiting` is a finished left subtree of 2^l segments. Their totals
+ * are a stack, the smallest last, with the running segment's on top; the result ends up at the bottom. */
+typedef struct place {
+    uint32_t k, end; /* the next element, the end of its segment */
+    uint32_t seg, waiting;
+    bool first;      /* the next block is its segment's first */
+    bool onto;       /* and its only one: it is added right to the sibling that waits */
+} place;
+static uint32_t n_segments(const lm_product *p) { return p->split ? SEGMENTS : 1; }
+static uint32_t depth_of(const place *a) { return (uint32_t)__builtin_popcount(a->waiting); }
+/* The end of a segment, of which there is a total when `some`. Where totals is NULL, nothing is added. */
+static void close_segment(const task *k, place *a, bool some, float *totals) {
+    uint32_t l = 0;
+    for (; a->seg >> l & 1; l++) {
+        if (!(a->waiting >> l & 1)) continue;
+        a->waiting &= ~(1u << l);
+        float *sibling = totals ? totals + depth_of(a) * k->slot : NULL;
+        if (some && totals && !(l == 0 && a->onto)) k->p->k->axpy(sibling, 1.0f, sibling + k->slot, k->slot); /* fma(1, x, y) is x + y */
+        some = true;
+    }
+    if (some && a->seg + 1 < n_segments(k->p)) a->waiting |= 1u << l;
+    a->seg++;
+}
+/* To the first block of the next segment that has one. */
+static void open_segment(const task *k, place *a, float *totals) {
     const lm_packed_matrix *w = k->p->w;
-    if (k0 >= w->K) return;
-    const uint32_t lines = ((w->K - k0 < LM_BLK ? w->K - k0 : LM_BLK) + 1) / 2, n = k->i1 - k->i0; /* a line: 16 rows, two elements */
-    for (uint32_t s = 0; s < k->n_s; s++) {
-        const uint8_t *strip = lm_packed_at(w, k->p->mat, k->s0 + s) + (size_t)k0 * 32;
-        for (uint32_t l = (i - k->i0) * lines / n, end = (i - k->i0 + 1) * lines / n; l < end; l++) __builtin_prefetch(strip + 64 * (size_t)l, 0, 2);
+    const uint64_t unit = lm_pack_unit(w->type), n = (w->K + unit - 1) / unit, segs = n_segments(k->p);
+    for (; a->seg < segs; close_segment(k, a, false, totals)) {
+        const uint64_t end = (a->seg + 1) * n / segs * unit;
+        a->end = end < w->K ? (uint32_t)end : w->K;
+        a->first = true;
+        a->onto = (a->seg & 1) && (a->waiting & 1) && a->end - a->k <= (k->p->bf16 ? LM_BLK : LM_SUM);
+        if (a->k < a->end) return;
     }
 }
-static void add_block(const task *k, uint32_t k0, uint32_t n, bool first, float *total) {
+static uint32_t block_of(const place *a) { return a->end - a->k < LM_BLK ? a->end - a->k : LM_BLK; }
+static void advance(const task *k, place *a, float *totals) {
+    a->k += block_of(a);
+    a->first = false;
+    if (a->k < a->end) return;
+    close_segment(k, a, true, totals);
+    open_segment(k, a, totals);
+}
+
+/* ---- a pass --------------------------------------------------------------------------------------------------------------------------*/
+static const uint8_t *strip_at(const task *k, uint32_t s) { return lm_packed_at(k->p->w, k->p->mat, k->s0 + s); }
+static float *decoded_at(const task *k, uint32_t b, uint32_t s) { return k->decoded + (size_t)(b * k->n_s + s) * LM_BLK * 16; }
+static const float *weights_at(const task *k, const place *a, uint32_t b, uint32_t s) {
+    return k->p->w->pack == LM_PACK_F32 ? (const float *)(const void *)strip_at(k, s) + (size_t)a->k * 16 : decoded_at(k, b, s);
+}
+/* The blocks of a pass that starts at a, decoded where a tile needs floats; a moves to the next pass. */
+static void prepare(const task *k, place *a) {
+    const lm_product *p = k->p;
+    const bool decode = !p->bf16 && !by_gemv(p) && p->w->pack != LM_PACK_F32;
+    for (uint32_t b = 0; b < PASS && a->seg < n_segments(p); b++, advance(k, a, NULL))
+        for (uint32_t s = 0; decode && s < k->n_s; s++) p->k->unpack[p->w->pack](p->w->type, strip_at(k, s), a->k, block_of(a), decoded_at(k, b, s));
+}
+static void tile_block(const task *k, const place *a, uint32_t b, uint32_t t, uint32_t width, float *total) {
     const lm_product *p = k->p;
     const lm_packed_matrix *w = p->w;
-    const uint8_t *strip = lm_packed_at(w, p->mat, k->s0);
+    const uint32_t n = block_of(a);
+    const bool first = a->first && !a->onto;
     if (p->bf16) {
-        const uint32_t all = (w->K + 1) / 2, pairs = (n + 1) / 2;
-        for (uint32_t i = k->i0; i < k->i1; i++) {
-            ask_ahead(k, k0 + n, i);
-            const uint32_t t = lm_x_first(p->n_t, i), width = lm_x_first(p->n_t, i + 1) - t;
-            const uint32_t *x = (const uint32_t *)(const void *)p->xp + (size_t)t * all + (size_t)(k0 / 2) * width;
-            p->bf16->tile(strip + (size_t)k0 * 32, w->strip_bytes, k->n_s, pairs, x, width, first, total + (size_t)(t - k->t0) * 16, k->ld);
-        }
+        const uint32_t *x = (const uint32_t *)(const void *)p->xp + (size_t)t * ((w->K + 1) / 2) + (size_t)(a->k / 2) * width;
+        p->bf16->tile(strip_at(k, 0) + (size_t)a->k * 32, w->strip_bytes, k->n_s, (n + 1) / 2, x, width, first, total, k->ld);
         return;
     }
-    if (p->n_t <= LM_GEMV && p->k->gemv[w->pack]) {
-        p->k->gemv[w->pack](strip, w->strip_bytes, k->n_s, k0, n, p->xp + (size_t)k0 * p->n_t, p->n_t, first, total);
+    const float *x = p->xp + (size_t)t * w->K + (size_t)a->k * width;
+    if (by_gemv(p)) {
+        p->k->gemv[w->pack](strip_at(k, 0), w->strip_bytes, k->n_s, a->k, n, x, width, first, total);
         return;
     }
-    const float *dec[LM_STRIP_GROUP];
-    for (uint32_t s = 0; s < k->n_s; s++, strip += w->strip_bytes) {
-        if (w->pack == LM_PACK_F32) {
-            dec[s] = (const float *)(const void *)strip + (size_t)k0 * 16;
-            continue;
-        }
-        float *d = k->decoded + (size_t)s * LM_BLK * 16;
-        p->k->unpack[w->pack](w->type, strip, k0, n, d);
-        dec[s] = d;
-    }
-    for (uint32_t i = k->i0; i < k->i1; i++) {
-        const uint32_t t = lm_x_first(p->n_t, i), width = lm_x_first(p->n_t, i + 1) - t;
-        const float *x = p->xp + (size_t)t * w->K + (size_t)k0 * width;
-        for (uint32_t s = 0; s < k->n_s; s += 2) {
-            const bool two = s + 1 < k->n_s;
-            float *to = total + ((size_t)s * k->ld + (t - k->t0)) * 16;
-            p->k->tile(dec[s], two ? dec[s + 1] : NULL, n, x, width, first, to, to + (size_t)k->ld * 16);
-        }
+    for (uint32_t s = 0; s < k->n_s; s += 2, total += (size_t)2 * k->ld * 16) {
+        const bool two = s + 1 < k->n_s;
+        p->k->tile(weights_at(k, a, b, s), two ? weights_at(k, a, b, s + 1) : NULL, n, x, width, first, total, total + (size_t)k->ld * 16);
     }
 }
-
-static void segment(const task *k, uint32_t begin, uint32_t end, float *total) {
-    for (uint32_t k0 = begin; k0 < end; k0 += LM_BLK) add_block(k, k0, end - k0 < LM_BLK ? end - k0 : LM_BLK, k0 == begin, total);
-}
-
-/* The totals of the whole row: `level` holds DEPTH buffers; returns the one with the result. Segments arrive in order, so the tree is a binary
- * counter: waiting[l] is a finished left subtree of 2^l segments (NULL: empty). */
-static float *sum_segments(const task *k, float *scratch, size_t level) {
-    const lm_packed_matrix *w = k->p->w;
-    if (!k->p->split) {
-        segment(k, 0, w->K, scratch);
-        return scratch;
-    }
-    const uint64_t unit = lm_pack_unit(w->type), n = (w->K + unit - 1) / unit;
-    float *waiting[3] = {NULL, NULL, NULL}, *result = scratch;
-    for (uint32_t i = 0; i < SEGMENTS; i++) {
-        uint64_t begin = i * n / SEGMENTS * unit, end = (i + 1) * n / SEGMENTS * unit;
-        if (end > w->K) end = w->K;
-        float *cur = NULL;
-        if (begin < end) {
-            for (uint32_t b = 0; b < DEPTH && !cur; b++) { /* a buffer that nothing waits in */
-                cur = scratch + b * level;
-                for (uint32_t l = 0; l < 3; l++)
-                    if (waiting[l] == cur) cur = NULL;
-            }
-            segment(k, (uint32_t)begin, (uint32_t)end, cur);
+static void write_tile(const task *k, uint32_t t0, uint32_t width, const float *total) {
+    const lm_product *p = k->p;
+    for (uint32_t t = 0; t < width; t++)
+        for (uint32_t s = 0; s < k->n_s; s++) {
+            const uint32_t row = (k->s0 + s) * 16, n = p->w->rows - row;
+            const float *src = total + ((size_t)s * k->ld + t) * 16, *bias = p->bias ? p->bias + row : NULL;
+            float *y = p->y + (size_t)(t0 + t) * p->ldy + row;
+            if (n >= 16 && !bias) memcpy(y, src, 16 * sizeof *y); /* of constant size: one store */
+            else
+                for (uint32_t r = 0; r < n && r < 16; r++) y[r] = bias ? src[r] + bias[r] : src[r];
         }
-        uint32_t l = 0;
-        for (; l < 3 && (i >> l & 1); l++) {
-            if (!waiting[l]) continue;
-            if (cur)
-                for (size_t j = 0; j < level; j++) waiting[l][j] += cur[j];
-            cur = waiting[l];
-            waiting[l] = NULL;
-        }
-        if (l < 3) waiting[l] = cur;
-        else result = cur;
-    }
-    return result;
 }
 
 void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
-    const uint32_t groups = strip_groups(p), tiles = lm_x_tiles(p->n_t);
-    task k = {.p = p, .s0 = i % groups * LM_STRIP_GROUP, .i0 = i / groups * LM_TILE_GROUP};
-    k.n_s = p->w->strips - k.s0 < LM_STRIP_GROUP ? p->w->strips - k.s0 : LM_STRIP_GROUP;
+    const uint32_t groups = strip_groups(p), tiles = lm_x_tiles(p->n_t), n_s = strips_of(p->n_t), segs = n_segments(p);
+    task k = {.p = p, .s0 = i % groups * n_s, .i0 = i / groups * LM_TILE_GROUP, .totals = scratch};
+    k.n_s = p->w->strips - k.s0 < n_s ? p->w->strips - k.s0 : n_s;
     k.i1 = tiles - k.i0 < LM_TILE_GROUP ? tiles : k.i0 + LM_TILE_GROUP;
-    k.t0 = lm_x_first(p->n_t, k.i0), k.t1 = lm_x_first(p->n_t, k.i1);
-    k.ld = k.t1 - k.t0 < LM_GEMV ? LM_GEMV : k.t1 - k.t0;
-    const size_t level = level_floats(p->n_t);
-    k.decoded = scratch + DEPTH * level;
-    const float *total = sum_segments(&k, scratch, level);
-    for (uint32_t s = 0; s < k.n_s; s++) {
-        const uint32_t row = (k.s0 + s) * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
-        for (uint32_t t = k.t0; t < k.t1; t++) {
-            const float *src = total + ((size_t)s * k.ld + (t - k.t0)) * 16;
-            float *y = p->y + t * p->ldy + row;
-            for (uint32_t r = 0; r < n; r++) y[r] = p->bias ? src[r] + p->bias[row + r] : src[r];
+    k.ld = by_gemv(p) ? LM_GEMV : LM_TILE;
+    k.slot = k.n_s * k.ld * 16;
+    const size_t per_tile = (p->split ? DEPTH : 1) * (size_t)k.slot;
+    k.decoded = scratch + (k.i1 - k.i0) * per_tile;
+    place here = {0}, next;
+    for (open_segment(&k, &here, NULL); here.seg < segs; here = next) {
+        next = here;
+        prepare(&k, &next);
+        for (uint32_t j = k.i0; j < k.i1; j++) {
+            const uint32_t t = lm_x_first(p->n_t, j), width = lm_x_first(p->n_t, j + 1) - t;
+            float *totals = scratch + (j - k.i0) * per_tile;
+            place a = here;
+            for (uint32_t b = 0; b < PASS && a.seg < segs; b++, advance(&k, &a, totals))
+                tile_block(&k, &a, b, t, width, totals + (depth_of(&a) - a.onto) * k.slot);
+            if (a.seg == segs) write_tile(&k, t, width, totals);
         }
     }
 }
