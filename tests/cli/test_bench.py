@@ -133,16 +133,40 @@ def peers(*args):
     return r.returncode, r.stdout, r.stderr
 
 
+def beside_ik(tmp, kl):
+    """Two engines: each with its best setting, and the best of both; one that computes another model is said and not counted."""
+    quick = ["-p", 8, "-n", 0, "--threads", 1, "-r", 1, "--peer", "default,ik,ik-repack"]
+    with open(kl, "w") as f:
+        f.write('{"rows": [{"mean": 0.003, "wrong": false}]}')
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, *quick, "--json")
+    c = json.loads(out or "{}").get("cells", [{}])[0]
+    check("two engines", code == 0 and list(c["engines"]) == ["ik", "llama"] and c["engines"]["ik"]["setting"] == c["setting"] == "ik-repack" and
+          c["engines"]["llama"]["peer"] == c["settings"]["default"] and abs(c["engines"]["llama"]["ratio"]["median"] * c["settings"]["default"][0] - c["lemma"][0]) < 1e-6 * c["lemma"][0], out + err)
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, *quick)
+    check("a row of each", code == 0 and [x.split()[-1] for x in out.splitlines()[-2:]] == ["ik-repack", "default"], out + err)
+    with open(kl, "w") as f:
+        f.write('{"rows": [{"mean": 1.9, "wrong": true}]}')
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, *quick, "--json")
+    d = json.loads(out or "{}")
+    check("a wrong engine isn't counted", code == 0 and d["wrong"] == {"ik": 1.9} and list(d["cells"][0]["engines"]) == ["llama"] and list(d["cells"][0]["settings"]) == ["default"], out + err)
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, *quick)
+    check("and that is said", code == 0 and "ik_llama.cpp computes another model" in out and "1.9" in out, out + err)
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "--peer", "ik")
+    check("none that is right", code == 1 and not out and err.count("\n") == 1 and "another model" in err, out + err)
+
+
 def against_peers():
     code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", os.path.join(ROOT, "tests/none"))
     check("no peers: how to get them", code == 3 and not out and "tools/peers/install" in err and "llama-cpp-python" in err, err)
+    code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", os.path.join(ROOT, "tests/none"), "--peer", "ik")
+    check("no ik_llama.cpp: how to get it", code == 3 and not out and "tests/none ik" in err and "ik-llama-cpp-python" in err, err)
     code, out, err = peers(LEMMA, os.path.join(ROOT, "none.gguf"), "--peers", ROOT)
     check("no model", code == 2 and "none.gguf" in err and err.count("\n") == 1, err)
     with tempfile.TemporaryDirectory() as tmp:
         os.mkdir(os.path.join(tmp, "bin"))
         fake = os.path.join(tmp, "bin/python")
         with open(fake, "w") as f:  # the peer's every measurement: 50 tok/s, then 100, then 200 …
-            f.write(f'#!/bin/sh\ncase "$*" in *import*) echo 0.0.0; exit 0 ;; esac\nn=$(cat {tmp}/n 2>/dev/null || echo 50)\necho $((n * 2)) >{tmp}/n\necho "{{\\"tok_s\\": $n}}"\n')
+            f.write(f'#!/bin/sh\ncase "$*" in *import*) echo 0.0.0; exit 0 ;; *kl.py*) cat {tmp}/kl; exit 0 ;; esac\nn=$(cat {tmp}/n 2>/dev/null || echo 50)\necho $((n * 2)) >{tmp}/n\necho "{{\\"tok_s\\": $n}}"\n')
         os.chmod(fake, 0o755)
         code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "-p", 8, "-n", 2, "--threads", 1, "--batch", 1, "-r", 3, "--json")
         d = json.loads(out or "{}")
@@ -156,6 +180,7 @@ def against_peers():
         code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "-p", 8, "-n", 0, "--threads", 1, "-r", 1, "--peer", "default,no-repack", "--json")
         c = json.loads(out or "{}").get("cells", [{}])[0]
         check("the peer's best setting counts", code == 0 and c["setting"] == "no-repack" and c["peer"] == c["settings"]["no-repack"] > c["settings"]["default"], out + err)
+        beside_ik(tmp, os.path.join(tmp, "kl"))
         code, out, err = peers(LEMMA, LLAMA_GGUF, "--peers", tmp, "--peer", "turbo")
         check("no such setting", code == 2 and "turbo" in err and "no-flash" in err and err.count("\n") == 1, err)
         with open(fake, "w") as f:

@@ -47,7 +47,7 @@ def child(model, trace):
 
     try:
         tensors, k = read(trace)[0], 0
-        p = peer.Peer(model, exact=True)
+        p = peer.Llama(model, exact=True)
         while f"c{k}.ids" in tensors:
             want = ints(tensors[f"c{k}.greedy"])
             got = p.greedy(ints(tensors[f"c{k}.ids"]), len(want))
@@ -78,7 +78,7 @@ def judge(lemma, folder, tmp):
 
 
 def main(lemma, wanted):
-    r = subprocess.run([sys.executable, "-c", "import peer; print(peer.NAME, peer.features(), sep=': ')"], cwd=os.path.dirname(os.path.abspath(__file__)), capture_output=True, text=True)
+    r = subprocess.run([sys.executable, "-c", "import peer; print(peer.Llama.name(), peer.Llama.features(), sep=': ')"], cwd=os.path.dirname(os.path.abspath(__file__)), capture_output=True, text=True)
     if r.returncode:
         sys.exit(f"compare.py: {sys.executable} has no llama-cpp-python that works: {r.stderr.strip()[-300:]}")
     print(r.stdout, end="", flush=True)

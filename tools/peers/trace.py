@@ -56,7 +56,7 @@ def main():
     o = a.parse_args()
     given, _ = read(o.trace)
     cases = {k.split(".")[0]: np.frombuffer(bytes(v[2]), dtype="<i4").tolist() for k, v in given.items() if k.endswith(".ids") and k.count(".") == 1}
-    p = peer.Peer(o.model, threads=o.threads, length=max(map(len, cases.values())) + o.greedy, exact=True)
+    p = peer.Llama(o.model, threads=o.threads, length=max(map(len, cases.values())) + o.greedy, exact=True)
     tensors = {}
     for k, ids in cases.items():
         rows, out = run_case(p, ids, o.greedy)
@@ -68,7 +68,7 @@ def main():
             tensors[f"{k}.greedy"] = ["I32", [len(out)], pack("I32", out)]
     with open(o.model, "rb") as f:
         sha = hashlib.file_digest(f, "sha256").hexdigest()
-    write(o.out, tensors, {"trace_version": "1", "made_by": peer.NAME, "lane": "i8", "dtype": "float32", "weights_sha256": sha})
+    write(o.out, tensors, {"trace_version": "1", "made_by": p.name(), "lane": "i8", "dtype": "float32", "weights_sha256": sha})
 
 
 if __name__ == "__main__":
