@@ -8,6 +8,8 @@
 
 #define PAIR 32u /* rows of a pair of strips */
 #define TILE_FLOATS (6u * PAIR)
+#define DIRECT 8u /* strips that a task takes straight from the packed form, at most */
+#define DIRECT_FLOATS (LM_INT_GEMV * DIRECT * 16u)
 #define TASKS 32u /* wanted of a product at least */
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
@@ -81,7 +83,7 @@ static bool direct(const lm_int_product *p) {
 /* strips that a task takes: decoding, enough that handing a task out costs little, few enough that all threads have work */
 static uint32_t strips_per_task(const lm_int_product *p) {
     const uint32_t n = p->w->strips / 12;
-    return !direct(p) || n < 2 ? 2 : n > 8 ? 8 : n;
+    return !direct(p) || n < 2 ? 2 : n > DIRECT ? DIRECT : n;
 }
 static uint32_t row_tasks(const lm_int_product *p) {
     const uint32_t per = strips_per_task(p);
@@ -96,7 +98,10 @@ static uint32_t tile_groups(const lm_int_product *p) {
 }
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
 static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
-size_t lm_int_scratch(uint32_t K, bool gate) { return 16 + 2 * TILE_FLOATS + plane_floats(K) * (gate ? 2 : 1); }
+size_t lm_int_scratch(uint32_t K, bool gate) {
+    const size_t tiles = 2 * TILE_FLOATS + plane_floats(K) * (gate ? 2 : 1);
+    return 16 + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
+}
 
 static lm_int_segments segments_of(const lm_int_product *p) {
     const uint32_t unit = lm_pack_unit(p->w->type) / LM_INT_BLK, blocks = p->w->K / LM_INT_BLK;
@@ -151,20 +156,28 @@ static const uint8_t *tile_at(const lm_int_product *p, uint32_t t0) {
 }
 
 /* ---- a task ----------------------------------------------------------------------------------------------------------------------*/
+/* Strips [s0, s1) of a matrix by all tokens; row r of token t to y[t*ld + r − 16·s0]. */
+static void strips_direct(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s0, uint32_t s1, const lm_int_segments *g, float *y,
+                          size_t ld) {
+    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
+    for (uint32_t s = s0; s < s1; s++, y += 16)
+        for (uint32_t j = 0; j < tiles; j++) {
+            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+            p->k->gemv[w->pack](p->lane, lm_packed_at(w, p->mat, s), tile_at(p, t0), n_t, g, y + t0 * ld, ld);
+        }
+}
+/* Two products one after the other, not strip by strip: each is a stream of neighbouring strips that way. */
 static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
     const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
-    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
-    float *out2 = out + TILE_FLOATS;
-    for (uint32_t s = s0; s < s1; s++)
-        for (uint32_t j = 0; j < tiles; j++) {
-            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0, row = s * 16;
-            const bool there = in_place(p, row, 16);
-            p->k->gemv[p->w->pack](p->lane, lm_packed_at(p->w, p->mat, s), tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : out,
-                                   there ? p->ldy : 16);
-            if (there) continue;
-            if (p->gate) p->k->gemv[p->gate->w->pack](p->lane, lm_packed_at(p->gate->w, p->mat, s), tile_at(p, t0), n_t, g, out2, 16);
-            finish(p, row, t0, n_t, 16, out, out2);
-        }
+    const uint32_t row = s0 * 16, ld = (s1 - s0) * 16;
+    float *out2 = out + DIRECT_FLOATS;
+    if (in_place(p, row, ld)) {
+        strips_direct(p, p->w, s0, s1, g, p->y + row, p->ldy);
+        return;
+    }
+    strips_direct(p, p->w, s0, s1, g, out, ld);
+    if (p->gate) strips_direct(p, p->gate->w, s0, s1, g, out2, ld);
+    finish(p, row, 0, p->n_t, ld, out, out2);
 }
 /* The pair of strips from s on, unpacked to scratch; a last strip without a partner is its own. */
 static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s, float *scratch) {
