@@ -86,6 +86,58 @@ void lm_pages_free(void *p, size_t bytes) {
     if (p) munmap(p, page_round(bytes));
 }
 
+/* ---- slabs ------------------------------------------------------------------------------------------------------------------- */
+
+#define SLAB_BYTES ((size_t)64 << 20) /* of address space: what is not taken is never touched */
+
+struct lm_slab {
+    uint8_t *p;
+    size_t size, used, users; /* users: blocks, and whoever fills it */
+};
+
+static void slab_drop(lm_slab *s) {
+    if (--s->users) return;
+    lm_pages_free(s->p, s->size);
+    lm_free(s);
+}
+void lm_slab_leave(lm_slab **at) {
+    if (*at) slab_drop(*at);
+    *at = NULL;
+}
+static lm_slab *slab_create(size_t size) {
+    lm_slab *s = lm_calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->size = size;
+    if ((s->p = lm_pages_alloc(size, true))) return s;
+    lm_free(s);
+    return NULL;
+}
+void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
+    if (bytes > PTRDIFF_MAX) return NULL;
+    const size_t n = (bytes + 63) & ~(size_t)63;
+    const bool alone = n > SLAB_BYTES / 2;
+    lm_slab *s = *at;
+    if (alone || !s || n > s->size - s->used) {
+        if (!(s = slab_create(alone ? n : SLAB_BYTES))) return NULL;
+        if (!alone) {
+            lm_slab_leave(at);
+            *at = s;
+            s->users = 1;
+        }
+    }
+    uint8_t *p = s->p + s->used;
+    s->used += n;
+    s->users++;
+    *of = s;
+    return p;
+}
+void lm_slab_free(lm_slab *of, void *p, size_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const uintptr_t from = ((uintptr_t)p + page - 1) / page * page, to = ((uintptr_t)p + bytes) / page * page;
+    if (to > from) madvise((void *)from, to - from, MADV_DONTNEED); /* memory that is not given back now goes with the slab */
+    slab_drop(of);
+}
+
 /* ---- arena ------------------------------------------------------------------------------------------------------------------- */
 
 #define ARENA_ALIGN 64

@@ -35,6 +35,15 @@ uint64_t lm_alloc_count(void); /* calls so far that allocated, lm_pages_alloc's 
 void *lm_pages_alloc(size_t bytes, bool huge);
 void lm_pages_free(void *p, size_t bytes);
 
+/* Huge pages shared by blocks that live about as long. Alone, a block has small pages, which are read more slowly, past its last whole huge
+ * one, or throughout where it is small. *at is the slab that blocks are taken from, NULL at first; a full one gives way to a new one, and
+ * each lives until its last block is freed and lm_slab_leave has let go of the one being filled. A block is zeroed and 64-byte aligned; *of
+ * is its slab. NULL when out of memory. Not thread-safe. */
+typedef struct lm_slab lm_slab;
+void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of);
+void lm_slab_free(lm_slab *of, void *p, size_t bytes); /* whole pages go back to the system at once */
+void lm_slab_leave(lm_slab **at);
+
 /* A growing arena: allocations live until the arena is destroyed. Not thread-safe. */
 typedef struct lm_arena lm_arena;
 lm_arena *lm_arena_create(void);

@@ -10,7 +10,7 @@
 /* Whether the integer lanes take a type, asked of the kernels themselves with the smallest matrix. */
 static lm_status fits(const lm_dtype *t, bool *out, lm_error *err) {
     lm_packed_matrix m = {0};
-    LM_TRY(lm_packed_create(t, 1, 16, 256, &m, err));
+    LM_TRY(lm_packed_create(t, 1, 16, 256, NULL, &m, err));
     *out = lm_int_fits(&m);
     lm_packed_free(&m);
     return LM_OK;

@@ -20,7 +20,8 @@ static lm_pack pack_of(const lm_dtype *type) {
     return LM_PACK_GENERIC;
 }
 
-static lm_status create(const lm_dtype *type, lm_pack pack, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
+static lm_status create(const lm_dtype *type, lm_pack pack, uint64_t n_mat, uint64_t rows, uint64_t K, lm_slab **slab, lm_packed_matrix *out,
+                        lm_error *err) {
     if (type->block == 0 || 256 % type->block != 0)
         return lm_fail(err, LM_UNSUPPORTED, "the cpu backend packs blocks that divide 256; %s has blocks of %u: use --backend f64", type->name, type->block);
     if (n_mat == 0 || rows == 0 || K == 0 || K % type->block != 0 || n_mat > UINT32_MAX || rows > UINT32_MAX - 16 || K > UINT32_MAX - 256)
@@ -35,27 +36,32 @@ static lm_status create(const lm_dtype *type, lm_pack pack, uint64_t n_mat, uint
                        (unsigned long long)rows, (unsigned long long)K);
     m.strip_bytes = (size_t)strip;
     m.bytes = (size_t)n;
-    m.data = lm_pages_alloc(m.bytes, true);
+    m.data = slab ? lm_slab_alloc(slab, m.bytes, &m.slab) : lm_pages_alloc(m.bytes, true);
     if (!m.data) return lm_fail_nomem(err, "packed weights", m.bytes);
     *out = m;
     return LM_OK;
 }
 
-lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
-    return create(type, pack_of(type), n_mat, rows, K, out, err);
+lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_slab **slab, lm_packed_matrix *out,
+                           lm_error *err) {
+    return create(type, pack_of(type), n_mat, rows, K, slab, out, err);
 }
-lm_status lm_packed_create_bf16(const lm_dtype *from, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err) {
+lm_status lm_packed_create_bf16(const lm_dtype *from, uint64_t n_mat, uint64_t rows, uint64_t K, lm_slab **slab, lm_packed_matrix *out,
+                           lm_error *err) {
     static const char *const floats[] = {"F32", "F16", "BF16"};
     bool good = false;
     for (int i = 0; i < 3; i++) good |= strcmp(from->name, floats[i]) == 0;
     if (!good)
         return lm_fail(err, LM_UNSUPPORTED, "lane bf16 takes weights of type BF16, F16 or F32, not %s, which it would have to round a second time: use "
                        "lane f32, or i8, i16 or mixed", from->name);
-    return create(lm_dtype_by_name("BF16"), LM_PACK_BF16X2, n_mat, rows, K, out, err);
+    return create(lm_dtype_by_name("BF16"), LM_PACK_BF16X2, n_mat, rows, K, slab, out, err);
 }
 
 void lm_packed_free(lm_packed_matrix *m) {
-    if (m->data) lm_pages_free(m->data, m->bytes);
+    if (m->data && m->slab)
+        lm_slab_free(m->slab, m->data, m->bytes);
+    else if (m->data)
+        lm_pages_free(m->data, m->bytes);
     m->data = NULL;
 }
 

@@ -27,13 +27,17 @@ typedef struct lm_packed_matrix {
     lm_pack pack;
     uint32_t n_mat, rows, K, strips; /* strips of one matrix */
     size_t strip_bytes, bytes;
-    uint8_t *data; /* matrix m, strip s at (m*strips + s)*strip_bytes; lm_pages_alloc'd, 64-byte aligned */
+    uint8_t *data; /* matrix m, strip s at (m*strips + s)*strip_bytes; 64-byte aligned */
+    lm_slab *slab; /* that data was taken from; NULL: pages of its own */
 } lm_packed_matrix;
 
-/* Geometry and memory of a packed matrix; K a multiple of the type's block, the block a divisor of 256. The bytes are zero. */
-lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err);
+/* Geometry and memory of a packed matrix; K a multiple of the type's block, the block a divisor of 256. The bytes are zero. They are taken from
+ * *slab (mem.h), which the caller leaves in the end; slab NULL: they have pages of their own. */
+lm_status lm_packed_create(const lm_dtype *type, uint64_t n_mat, uint64_t rows, uint64_t K, lm_slab **slab, lm_packed_matrix *out,
+                           lm_error *err);
 /* The same for lane bf16, filled by lm_packed_strip_bf16; `type` becomes BF16. LM_UNSUPPORTED for a type that is no float of 16 or 32 bits. */
-lm_status lm_packed_create_bf16(const lm_dtype *from, uint64_t n_mat, uint64_t rows, uint64_t K, lm_packed_matrix *out, lm_error *err);
+lm_status lm_packed_create_bf16(const lm_dtype *from, uint64_t n_mat, uint64_t rows, uint64_t K, lm_slab **slab, lm_packed_matrix *out,
+                           lm_error *err);
 void lm_packed_free(lm_packed_matrix *m);
 /* Fills strip s of matrix mat from 16 rows of file bytes (row[r] NULL: past the end). Different strips may be filled by different threads. */
 void lm_packed_strip(lm_packed_matrix *m, uint32_t mat, uint32_t s, const uint8_t *const row[16]);

@@ -104,7 +104,7 @@ static void check(const char *type, uint32_t rows, uint32_t K, uint32_t T, bool 
     }
     lm_packed_matrix m;
     lm_error err;
-    if (lm_packed_create_bf16(t, 1, rows, K, &m, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_packed_create_bf16(t, 1, rows, K, NULL, &m, &err) != LM_OK) fail_msg("%s", err.message);
     for (uint32_t s = 0; s < m.strips; s++) {
         const uint8_t *row[16];
         for (uint32_t r = 0; r < 16; r++) row[r] = s * 16 + r < rows ? raw + (size_t)(s * 16 + r) * K * t->bytes : NULL;
@@ -171,7 +171,7 @@ static void subnormals_are_zero(void **state) {
         const lm_dtype *t = named(i ? "F32" : "BF16");
         const uint8_t *row[16] = {src[i]};
         lm_packed_matrix m;
-        assert_int_equal(lm_packed_create_bf16(t, 1, 1, 4, &m, NULL), LM_OK);
+        assert_int_equal(lm_packed_create_bf16(t, 1, 1, 4, NULL, &m, NULL), LM_OK);
         lm_packed_strip_bf16(&m, t, 0, 0, row);
         assert_memory_equal(m.data, &want[i][0], 4);
         assert_memory_equal(m.data + 64, &want[i][2], 4);
@@ -207,9 +207,9 @@ static void picks_and_refuses(void **state) {
     assert_false(lm_bf16_agrees(&bad));
     lm_packed_matrix m;
     lm_error err;
-    assert_int_equal(lm_packed_create_bf16(named("Q4_K"), 1, 16, 256, &m, &err), LM_UNSUPPORTED);
+    assert_int_equal(lm_packed_create_bf16(named("Q4_K"), 1, 16, 256, NULL, &m, &err), LM_UNSUPPORTED);
     assert_non_null(strstr(err.message, "Q4_K"));
-    assert_int_equal(lm_packed_create_bf16(named("F32"), 1, 0, 256, &m, &err), LM_RANGE);
+    assert_int_equal(lm_packed_create_bf16(named("F32"), 1, 0, 256, NULL, &m, &err), LM_RANGE);
 }
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(levels_agree_at_the_edges), cmocka_unit_test(the_border), cmocka_unit_test(rounding),

@@ -176,7 +176,7 @@ static void is_the_contract(const problem *p, lm_int_lane lane, const float *y) 
 static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
     problem p = {.t = t, .rows = rows, .K = K, .T = T, .split = split, .raw = random_rows(t, rows, K)};
     lm_error err;
-    if (lm_packed_create(t, 1, rows, K, &p.m, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_packed_create(t, 1, rows, K, NULL, &p.m, &err) != LM_OK) fail_msg("%s", err.message);
     assert_true(lm_int_fits(&p.m));
     const size_t row_bytes = (size_t)(K / t->block) * t->bytes;
     for (uint32_t s = 0; s < p.m.strips; s++) {
@@ -289,11 +289,11 @@ static void what_does_not_fit(void **state) {
     static const lm_dtype *const none[] = {&lm_private_int8, &lm_private_e4m3};
     lm_packed_matrix m;
     for (int i = 0; i < 2; i++) {
-        assert_int_equal(lm_packed_create(none[i], 1, 4, 64, &m, NULL), LM_OK);
+        assert_int_equal(lm_packed_create(none[i], 1, 4, 64, NULL, &m, NULL), LM_OK);
         assert_false(lm_int_fits(&m));
         lm_packed_free(&m);
     }
-    assert_int_equal(lm_packed_create(lm_dtype_by_name("BF16"), 1, 4, 64, &m, NULL), LM_OK);
+    assert_int_equal(lm_packed_create(lm_dtype_by_name("BF16"), 1, 4, 64, NULL, &m, NULL), LM_OK);
     assert_false(lm_int_fits(&m));
     lm_packed_free(&m);
 }
@@ -325,7 +325,7 @@ static double read_gbs(const void *p, size_t bytes) {
 static void bench_matrix(const lm_dtype *t, uint32_t rows, uint32_t K, lm_packed_matrix *m) {
     uint8_t *raw = random_rows(t, 16, K);
     lm_error err;
-    if (lm_packed_create(t, 1, rows, K, m, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_packed_create(t, 1, rows, K, NULL, m, &err) != LM_OK) fail_msg("%s", err.message);
     const uint8_t *row[16];
     for (uint32_t r = 0; r < 16; r++) row[r] = raw + r * (size_t)(K / t->block) * t->bytes;
     for (uint32_t s = 0; s < m->strips; s++) lm_packed_strip(m, 0, s, row);

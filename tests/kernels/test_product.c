@@ -41,7 +41,7 @@ static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool
     uint8_t *raw = random_rows(t, rows, K, w);
     lm_packed_matrix m;
     lm_error err;
-    if (lm_packed_create(t, 1, rows, K, &m, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_packed_create(t, 1, rows, K, NULL, &m, &err) != LM_OK) fail_msg("%s", err.message);
     const size_t row_bytes = (size_t)(K / t->block) * t->bytes;
     for (uint32_t s = 0; s < m.strips; s++) {
         const uint8_t *row[16];
@@ -138,9 +138,9 @@ static void refuses(void **state) {
     (void)state;
     lm_packed_matrix m;
     lm_error err;
-    assert_int_equal(lm_packed_create(named("Q4_K"), 1, 4, 100, &m, &err), LM_RANGE);
-    assert_int_equal(lm_packed_create(named("F32"), 1, 0, 100, &m, &err), LM_RANGE);
-    assert_int_equal(lm_packed_create(named("F32"), UINT32_MAX, UINT32_MAX - 16, UINT32_MAX - 256, &m, &err), LM_RANGE);
+    assert_int_equal(lm_packed_create(named("Q4_K"), 1, 4, 100, NULL, &m, &err), LM_RANGE);
+    assert_int_equal(lm_packed_create(named("F32"), 1, 0, 100, NULL, &m, &err), LM_RANGE);
+    assert_int_equal(lm_packed_create(named("F32"), UINT32_MAX, UINT32_MAX - 16, UINT32_MAX - 256, NULL, &m, &err), LM_RANGE);
     const lm_kernels *k;
     assert_int_equal(lm_kernels_pick("avx9", &k, &err), LM_UNSUPPORTED);
     assert_non_null(strstr(err.message, "avx9"));

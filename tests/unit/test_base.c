@@ -172,6 +172,47 @@ static void pages(void **state) {
     lm_pages_free(NULL, 1);
 }
 
+/* Blocks follow each other in a slab; large ones have their own; each is zero, and its pages go when it is freed, the slab's when all are. */
+static void slabs(void **state) {
+    (void)state;
+    enum { N = 24 };
+    const size_t small = (3u << 20) + 5, large = 40u << 20;
+    lm_slab *at = NULL, *of[N], *alone, *none = NULL;
+    uint8_t *p[N];
+    for (int i = 0; i < N; i++) {
+        assert_non_null(p[i] = lm_slab_alloc(&at, small, &of[i]));
+        assert_int_equal((uintptr_t)p[i] % 64, 0);
+        assert_ptr_equal(of[i], at);
+        for (size_t k = 0; k < small; k += 1021) assert_int_equal(p[i][k], 0);
+        memset(p[i], i + 1, small);
+        if (i && of[i] == of[i - 1]) assert_ptr_equal(p[i], p[i - 1] + small / 64 * 64 + 64);
+    }
+    assert_ptr_not_equal(of[0], of[N - 1]);
+    uint8_t *q = lm_slab_alloc(&at, large, &alone);
+    assert_non_null(q);
+    assert_ptr_not_equal(alone, at);
+    q[large - 1] = 1;
+    for (uint64_t n = 1; n <= 2; n++) {
+        lm_slab *s;
+        lm_alloc_fail_after(n);
+        assert_null(lm_slab_alloc(&none, small, &s));
+        assert_null(none);
+        lm_alloc_fail_after(0);
+    }
+    lm_slab *s;
+    volatile size_t most = SIZE_MAX;
+    assert_null(lm_slab_alloc(&at, most, &s));
+    lm_slab_free(of[1], p[1], small); /* its neighbours stay as they are */
+    for (int i = 0; i < N; i++)
+        if (i != 1) assert_true(p[i][0] == i + 1 && p[i][small - 1] == i + 1);
+    lm_slab_leave(&at);
+    assert_null(at);
+    lm_slab_leave(&at);
+    lm_slab_free(alone, q, large);
+    for (int i = 0; i < N; i++)
+        if (i != 1) lm_slab_free(of[i], p[i], small);
+}
+
 static void arenas(void **state) {
     (void)state;
     lm_arena *a = lm_arena_create();
@@ -457,6 +498,7 @@ int main(void) {
         cmocka_unit_test(status_table),     cmocka_unit_test(error_lines),        cmocka_unit_test(error_truncation),
         cmocka_unit_test(checked_sizes),    cmocka_unit_test(allocation),         cmocka_unit_test(failing_allocation),
         cmocka_unit_test(pages),            cmocka_unit_test(arenas),             cmocka_unit_test(maps),
+        cmocka_unit_test(slabs),
         cmocka_unit_test(release),
         cmocka_unit_test(not_maps),         cmocka_unit_test(sha256_vectors),     cmocka_unit_test(sha256_both_paths),
         cmocka_unit_test(sha256_plain_vector), cmocka_unit_test(philox_vectors),  cmocka_unit_test(uniforms),

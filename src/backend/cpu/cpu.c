@@ -41,6 +41,7 @@ static void reset(lm_device *d) {
     lm_cpu_unconfigure(d);
     for (uint32_t i = 0; i < d->n_uploaded; i++) lm_packed_free(&d->uploaded[i]);
     d->n_uploaded = 0;
+    lm_slab_leave(&d->slab);
     lm_cpu_buf *const buf[] = {&d->body, &d->head, &d->thread, &d->shared, &d->blocks, &d->tables};
     for (size_t i = 0; i < sizeof buf / sizeof *buf; i++) lm_cpu_shrink(buf[i]);
 }

@@ -33,6 +33,7 @@ struct lm_device {
     const char *lane;
     const lm_cache_type *cache;
     char text[64];
+    lm_slab *slab;              /* that weights are packed into */
     lm_packed_matrix *uploaded; /* data NULL: released */
     uint32_t n_uploaded, cap_uploaded;
     /* configured: NULL program when not */

@@ -42,7 +42,7 @@ static lm_status pack_rows(lm_device *d, const lm_weight *w, uint64_t n_mat, uin
                            lm_error *err) {
     packing p = {.w = w, .m = out, .row_bytes = w->cols / w->type->block * w->type->bytes, .first = first, .stack = stack};
     const bool plain = in_place(w);
-    LM_TRY((d->bf16 ? lm_packed_create_bf16 : lm_packed_create)(w->type, n_mat, rows, w->cols, out, err));
+    LM_TRY((d->bf16 ? lm_packed_create_bf16 : lm_packed_create)(w->type, n_mat, rows, w->cols, &d->slab, out, err));
     uint64_t tasks = n_mat * out->strips, bytes = (uint64_t)lm_pool_size(d->pool) * 16 * p.row_bytes;
     if (!plain) p.scratch = lm_malloc(bytes);
     if (tasks > UINT32_MAX || (!plain && !p.scratch)) {
@@ -74,7 +74,7 @@ void lm_cpu_unpack_row(const lm_kernels *k, const lm_packed_matrix *m, uint32_t 
 lm_status lm_cpu_pack_mla(lm_device *d, const lm_weight *kv_b, const lm_op *op, lm_cpu_op *out, lm_error *err) {
     const uint32_t heads = op->mla.heads, nope = op->mla.nope, rank = op->mla.rank, per = nope + op->mla.dv;
     LM_TRY(pack_rows(d, kv_b, heads, op->mla.dv, nope, per, &out->v, err));
-    LM_TRY(lm_packed_create(lm_dtype_by_name("F32"), heads, rank, nope, &out->kt, err));
+    LM_TRY(lm_packed_create(lm_dtype_by_name("F32"), heads, rank, nope, &d->slab, &out->kt, err));
     float *row = lm_malloc(rank * sizeof *row);
     if (!row) return lm_fail_nomem(err, "a row of kv_b", rank * sizeof *row);
     for (uint32_t h = 0; h < heads; h++)
