@@ -36,7 +36,7 @@ def child(spec):
     try:
         p = peer.engine(engine)(s["model"], s["threads"], s["batch"], s["depth"] + s["tokens"], **how)
         if s["test"] == "prefill":
-            p.prefill(s["tokens"])
+            p.prefill(min(s["tokens"], 512))
             seconds = p.prefill(s["tokens"])
         else:
             p.steps(s["depth"], min(s["tokens"], 16))
