@@ -112,12 +112,13 @@ LM_INLINE void add_block(part p, int H, bool min, const lm_int_plane *w, const u
         block_2(p, min, w->q + (size_t)b * 1024, d, m, x, acc);
 }
 LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 84);
+    /* Rows come from the shared cache where K is large: i8's blocks are over soonest. Kinds with two scales read them twice, the second time near. */
+    const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 84), ahead = p.P == 1 && H == 1 ? 4608 : 2304;
     __m512 waiting[LM_INT_WAITING][2][6], acc[2][6];
     LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
     for (uint32_t s = 0, n = 0;;) {
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
-            LM_UNROLL for (size_t i = 0; i < step; i += 64) __builtin_prefetch(x + b * step + i + 2304);
+            LM_UNROLL for (size_t i = 0; i < step; i += 64) __builtin_prefetch(x + b * step + i + ahead);
             add_block(p, H, min, w, x + b * step, b, acc);
         }
         for (uint32_t j = g->joins[s]; j > 0; j--, n--)
