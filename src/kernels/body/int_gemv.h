@@ -105,8 +105,7 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
     }
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
 }
-/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block; 0: the
- * lines are read in order, so that the hardware foresees them better than it can be told. */
+/* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
                           int T, int P, const uint8_t *strip, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
     const size_t step = (size_t)T * (P == 1 ? 48 : 84);
@@ -115,7 +114,8 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
     for (uint32_t s = 0, n = 0;;) {
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
-            if (bytes) ask_ahead(strip, b, bytes);
+            /* one token by Q8_0: lines in order, little work between them; the hardware foresees them better than it can be told */
+            if (T > 1 || quad != quad_q8) ask_ahead(strip, b, bytes);
             const uint8_t *xb = x + b * step;
             int32_t c[2][6];
             vf f[6];
@@ -183,7 +183,7 @@ LM_INT_GEMV_TYPE(q4_k, place_q4_k, quad_q4_k, scale_k45, min_k45, 0, 1, 296)
 LM_INT_GEMV_TYPE(q5_k, place_q5_k, quad_q5_k, scale_k45, min_k45, 0, 1, 360)
 LM_INT_GEMV_TYPE(q6_k, place_q6_k, quad_q6_k, scale_q6_k, NULL, 32, 2, 424)
 #if LM_DP_WIDE
-LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1, 0)
+LM_INT_GEMV_TYPE(q8_0, place_q8_0, quad_q8, half_scale, NULL, 128, 1, 544)
 #define LM_INT_GEMV_Q8 int_gemv_q8_0
 #else
 #define LM_INT_GEMV_Q8 NULL
