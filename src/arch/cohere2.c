@@ -25,6 +25,7 @@ const lm_arch lm_arch_cohere2 = {
     .parallel = true,
     .rope_interleaved = true,
     .tied_default = true,
+    .eps_key = "layer_norm_eps",
     .eps_default = 1e-5,
     .params = params,
 };

@@ -40,6 +40,12 @@ static void params3(lm_b *b) {
     lm_hparams *h = &b->hp;
     common(b, 6, 62);
     h->final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
+    if (!b->gguf && lm_cfg_has(b, "rope_scaling.type", NULL) && !lm_cfg_has(b, "rope_scaling.rope_type", NULL))
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling.type", "is a spelling that %s in transformers passes over: call it rope_type",
+                      b->arch->name);
+    if (!b->gguf && lm_cfg_has(b, "rope_parameters.rope_theta|rope_parameters.rope_type", NULL))
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_parameters", "is one set for every layer; %s has one for full_attention, one for sliding_attention",
+                      b->arch->name);
     bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_theta", NULL) ||
                   lm_cfg_has(b, "rope_parameters.sliding_attention.rope_theta", NULL);
     lm_rope_spec full = lm_rope_read(b, nested ? "full_attention" : NULL, 1e6, 1.0);
@@ -61,6 +67,7 @@ const lm_arch lm_arch_gemma2 = {
     .norm_plus_one = true,
     .post_norm = true,
     .tied_default = true,
+    .act_key = "hidden_activation",
     .act_default = LM_ACT_GELU_TANH,
     .bf16 = {.known = true},
     .params = params2,
@@ -75,6 +82,7 @@ const lm_arch lm_arch_gemma3 = {
     .post_norm = true,
     .qk_norm = LM_QK_HEAD,
     .tied_default = true,
+    .act_key = "hidden_activation",
     .act_default = LM_ACT_GELU_TANH,
     .bf16 = {.known = true},
     .params = params3,

@@ -259,6 +259,7 @@ const lm_arch lm_arch_gemma3n = {
     .ignored = ignored,
     .qk_norm = LM_QK_HEAD,
     .tied_default = true,
+    .act_key = "hidden_activation",
     .act_default = LM_ACT_GELU_TANH,
     .params = params,
     .embed = embed,

@@ -41,6 +41,7 @@ const lm_arch lm_arch_glm4_moe = {
     .model_types = (const char *const[]){"glm4_moe", NULL},
     .gguf = "glm4moe",
     .names = names,
+    .partial_rope = true,
     .eps_default = 1e-5,
     .params = params,
 };

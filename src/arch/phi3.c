@@ -11,6 +11,7 @@ static const char *const ignored[] = {"attention_bias", NULL};
 
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;
+    if (!b->gguf && !h->max_position) h->max_position = 4096; /* the class default; longrope's scale is a ratio of it */
     lm_rope_spec s = lm_rope_read(b, NULL, 1e4, 1.0);
     if (!strcmp(s.type, "su") || !strcmp(s.type, "yarn")) s.type = "longrope";
     /* the class's own key wins over one inside rope_scaling */
@@ -46,6 +47,7 @@ const lm_arch lm_arch_phi3 = {
     .model_types = (const char *const[]){"phi3", NULL},
     .gguf = "phi3",
     .names = names,
+    .partial_rope = true,
     .ignored = ignored,
     .eps_default = 1e-5,
     .bf16 = {.known = true, .norm_cast_first = true},

@@ -254,8 +254,8 @@ static void to_gguf(lm_b *b) {
 }
 
 #define HYBRID \
-    .to_gguf = to_gguf, .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, .params = params, \
-    .attention = attention
+    .to_gguf = to_gguf, .names = names, .ignored = ignored, .norm_plus_one = true, .qk_norm = LM_QK_HEAD, \
+    .partial_rope = true, .params = params, .attention = attention
 const lm_arch lm_arch_qwen3_next = {
     .name = "qwen3_next",
     .model_types = (const char *const[]){"qwen3_next", NULL},

@@ -26,6 +26,7 @@ const lm_arch lm_arch_starcoder2 = {
     .norm_bias = true,
     .plain_ffn = true,
     .tied_default = true,
+    .eps_key = "norm_epsilon",
     .eps_default = 1e-5,
     .act_default = LM_ACT_GELU_TANH,
     .bf16 = {.known = true},

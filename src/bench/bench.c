@@ -201,8 +201,20 @@ static lm_status check(const lm_bench_options *o, lm_error *err) {
     return LM_OK;
 }
 
+/* What a later lane refuses (its weights, say) is said before the lanes in front of it are measured. */
+static lm_status try_lanes(const char *model, const lm_bench_options *o, lm_error *err) {
+    for (uint32_t i = 1; i < o->n_lanes; i++) {
+        const lm_rig_options ro = {o->cpu_level, o->lane[i], o->kv, 1, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
+        lm_rig rig;
+        LM_TRY(lm_rig_open(model, &ro, &rig, err));
+        lm_rig_close(&rig);
+    }
+    return LM_OK;
+}
+
 lm_status lm_bench(const char *model, const lm_bench_options *o, lm_error *err) {
     LM_TRY(check(o, err));
+    LM_TRY(try_lanes(model, o, err));
     double *v = lm_calloc((size_t)6 * o->repeats, sizeof *v);
     if (!v) return lm_fail_nomem(err, "the samples", 6 * o->repeats * sizeof *v);
     const size_t n = o->repeats;

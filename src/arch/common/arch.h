@@ -82,8 +82,11 @@ typedef struct lm_arch {
     bool gguf_permuted_qk; /* its GGUF conversion interleaves q and k rows */
     lm_qk_norm qk_norm;
     bool tied_default;  /* the head is the embedding when the config does not say */
-    double eps_default; /* 0: 1e-6 */
-    lm_act act_default; /* 0: silu */
+    const char *eps_key; /* what its HF config calls the norms' epsilon; NULL: rms_norm_eps */
+    double eps_default;  /* 0: 1e-6 */
+    const char *act_key; /* and the activation; NULL: hidden_act */
+    lm_act act_default;  /* 0: silu */
+    bool partial_rope;   /* its HF class can turn a part of each head (partial_rotary_factor) */
     lm_bf16_rules bf16; /* norm_plus_one is filled in from above */
     /* hooks, each NULL for the default */
     void (*params)(lm_b *b);                            /* after the common keys were read: the family's own */

@@ -6,9 +6,15 @@
 
 enum { MAX_LAYERS = 512, MAX_WIDTH = 1 << 20, MAX_HEADS = 1 << 16, MAX_VOCAB = 1 << 24 };
 
+/* The family's own spelling of a key counts. Another family's beside it is as inert as it is in transformers; alone it stays unread, which
+ * is refused. */
+static const char *own_key(lm_b *b, const char *own, const char *others) {
+    if (!b->gguf && lm_cfg_has(b, own, NULL)) lm_cfg_ignore(b, others, NULL);
+    return own;
+}
+
 void lm_common_params(lm_b *b) {
     lm_hparams *h = &b->hp;
-    const char *eps_hf = "rms_norm_eps|layer_norm_eps|norm_epsilon|layer_norm_epsilon|norm_eps";
     h->n_layers = lm_cfg_u32(b, "num_hidden_layers|n_layer", "block_count", LM_REQUIRED, 1, MAX_LAYERS);
     h->hidden = lm_cfg_u32(b, "hidden_size|n_embd", "embedding_length", LM_REQUIRED, 1, MAX_WIDTH);
     h->heads = lm_cfg_u32(b, "num_attention_heads|n_head", "attention.head_count", LM_REQUIRED, 1, MAX_HEADS);
@@ -32,12 +38,15 @@ void lm_common_params(lm_b *b) {
             lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l,
                           h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 1, INT32_MAX);
-    h->eps = lm_cfg_f64(b, eps_hf, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
+    const char *eps_key = own_key(b, b->arch->eps_key ? b->arch->eps_key : "rms_norm_eps",
+                                  "rms_norm_eps|layer_norm_eps|norm_epsilon|layer_norm_epsilon|norm_eps"),
+               *act_key = own_key(b, b->arch->act_key ? b->arch->act_key : "hidden_act", "hidden_activation|hidden_act|activation_function");
+    h->eps = lm_cfg_f64(b, eps_key, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
                         b->gguf                    ? NAN /* a GGUF says it */
                         : b->arch->eps_default > 0 ? b->arch->eps_default
                                                    : 1e-6);
-    if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "rms_norm_eps", "is %g; it must be positive", h->eps);
-    h->act = lm_cfg_act(b, "hidden_activation|hidden_act|activation_function", b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
+    if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, eps_key, "is %g; it must be positive", h->eps);
+    h->act = lm_cfg_act(b, act_key, b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
     h->qk_norm = b->arch->qk_norm;
     h->embed_scale = h->residual_scale = h->logit_scale = 1.0;
     h->attn_bias = h->o_bias = h->mlp_bias = -1;

@@ -75,6 +75,17 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
     return s;
 }
 
+/* Does the config hold an object of that name? (JSON null is none.) */
+static bool has_group(const lm_b *b, const char *name) {
+    const lm_meta *m = &b->src->meta;
+    char own[120], top[80];
+    snprintf(own, sizeof own, "%s%s.", b->prefix, name);
+    snprintf(top, sizeof top, "%s.", name);
+    for (uint64_t i = 0; i < m->n; i++)
+        if (!strncmp(m->entry[i].key, own, strlen(own)) || !strncmp(m->entry[i].key, top, strlen(top))) return true;
+    return false;
+}
+
 lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double partial) {
     lm_rope_spec s = {.type = "default",
                       .theta = theta,
@@ -91,16 +102,18 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     if (b->gguf) return read_gguf(b, s);
     char base[120], spell[260];
     snprintf(base, sizeof base, "rope_parameters%s%s", layer_type ? "." : "", layer_type ? layer_type : "");
-    /* the older rope_scaling wins; a nested rope_parameters has no counterpart there */
-#define KEY(k) (snprintf(spell, sizeof spell, "%s%s%s%s", layer_type ? "" : "rope_scaling." k "|", base, "." k, ""), spell)
-    const char *type_key = "rope_scaling.rope_type|rope_scaling.type|rope_parameters.rope_type|rope_parameters.type";
-    s.type = lm_cfg_str(b, layer_type ? KEY("rope_type") : type_key, NULL, "default");
-    bool typed = lm_cfg_has(b, layer_type ? KEY("rope_type") : type_key, NULL);
-    s.theta = lm_cfg_f64(b, layer_type ? KEY("rope_theta") : "rope_scaling.rope_theta|rope_parameters.rope_theta|rope_theta", NULL, theta);
-    s.partial = lm_cfg_f64(b,
-                           layer_type ? KEY("partial_rotary_factor")
-                                      : "rope_scaling.partial_rotary_factor|rope_parameters.partial_rotary_factor|partial_rotary_factor",
-                           NULL, partial);
+    /* The older rope_scaling wins as a whole: what stands in rope_parameters beside it is left unread, and so refused. A nested
+     * rope_parameters has no counterpart there. */
+    if (!layer_type && has_group(b, "rope_scaling")) snprintf(base, sizeof base, "rope_scaling");
+#define KEY(k) (snprintf(spell, sizeof spell, "%s." k, base), spell)
+#define KEY_OR_TOP(k) (snprintf(spell, sizeof spell, "%s." k "%s", base, layer_type ? "" : "|" k), spell)
+#define TYPE_KEY (snprintf(spell, sizeof spell, "%s.rope_type|%s.type", base, base), spell)
+    s.type = lm_cfg_str(b, TYPE_KEY, NULL, "default");
+    bool typed = lm_cfg_has(b, TYPE_KEY, NULL);
+    s.theta = lm_cfg_f64(b, KEY_OR_TOP("rope_theta"), NULL, theta);
+    s.partial = lm_cfg_f64(b, KEY_OR_TOP("partial_rotary_factor"), NULL, partial);
+    if (s.partial != 1.0 && !b->arch->partial_rope)
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "partial_rotary_factor", "is %g, but %s in transformers turns whole heads", s.partial, b->arch->name);
     s.factor = lm_cfg_f64(b, KEY("factor"), NULL, 1.0);
     s.low = lm_cfg_f64(b, KEY("low_freq_factor"), NULL, 1.0);
     s.high = lm_cfg_f64(b, KEY("high_freq_factor"), NULL, 4.0);
@@ -117,14 +130,16 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     else
         lm_cfg_ignore(b, "original_max_position_embeddings", NULL);
     if (!layer_type) {
-        s.short_factor = read_list(b, "rope_scaling.short_factor|rope_parameters.short_factor", &s.n_factors);
-        s.long_factor = read_list(b, "rope_scaling.long_factor|rope_parameters.long_factor", &s.n_factors);
+        s.short_factor = read_list(b, KEY("short_factor"), &s.n_factors);
+        s.long_factor = read_list(b, KEY("long_factor"), &s.n_factors);
     }
-    bool factor = lm_cfg_has(b, KEY("factor"), NULL),
+    bool factor = lm_cfg_has(b, KEY("factor"), NULL), factors = factor || s.short_factor || s.long_factor,
          needed = !strcmp(s.type, "linear") || !strcmp(s.type, "llama3") || !strcmp(s.type, "yarn");
     if (needed && !factor) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs a factor", s.type);
-    if (factor && !typed) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "has a factor but no rope_type that says what to do with it");
+    if (factors && !typed) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "has a factor but no rope_type that says what to do with it");
 #undef KEY
+#undef KEY_OR_TOP
+#undef TYPE_KEY
     return s;
 }
 
