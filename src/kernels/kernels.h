@@ -55,7 +55,7 @@ typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_
 /* Some queries over one page of one head's keys and values. */
 typedef struct lm_attend {
     uint32_t n, dk, dv;      /* n ≤ the level's attend_n */
-    const float *q;          /* [dk][n] */
+    const float *q;          /* [⌈dk/32⌉][n][32]; what stands behind dk is not read */
     const uint32_t *lo, *hi; /* [n] each sees [lo, hi) of the page's positions; where lo ≥ hi, nothing is left in m and l; one at least sees some */
     const uint8_t *keep;     /* [256] of these, only where it is not 0; NULL: all */
     const uint8_t *keys, *values;

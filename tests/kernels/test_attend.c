@@ -1,6 +1,8 @@
 /* Attention over a page, in every element type: what is stored, and what a query gets, at every level: the bits of kernels.h's words written out
- * plainly, near double precision; nothing that a query doesn't see matters, not even a NaN. */
+ * plainly, near double precision; nothing that a query doesn't see matters, not even a NaN.
+ * --bench: the speed of full pages, on one thread at the best level. */
 #include "kern.h"
+#include "base/threads.h"
 
 static const lm_kernels *level[3];
 static uint32_t n_levels;
@@ -206,10 +208,11 @@ static void check(lm_kv type, uint32_t dk, uint32_t dv, uint32_t n, float cap, b
             bool any = false;
             for (uint32_t i = 0; i < k; i++) any = any || lo[i0 + i] < hi[i0 + i];
             if (!any) continue;
-            const size_t qn = sizeof(float) * k * dk, sn = sizeof(float) * 256 * k, on = sizeof(float) * k * padded;
+            const size_t qn = sizeof(float) * k * lm_kv_spans(dk) * 32, sn = sizeof(float) * 256 * k, on = sizeof(float) * k * padded;
             float *qp = kern_guard(qn), *s = kern_guard(sn), *o = kern_guard(on), m[12], sum[12];
+            memset(qp, 0xff, qn);
             for (uint32_t i = 0; i < k; i++)
-                for (uint32_t d = 0; d < dk; d++) qp[d * k + i] = q[(i0 + i) * dk + d];
+                for (uint32_t d = 0; d < dk; d++) qp[(d / 32 * k + i) * 32 + d % 32] = q[(i0 + i) * dk + d];
             memset(s, 0xff, sn), memset(o, 0xff, on);
             const lm_attend a = {.n = k, .dk = dk, .dv = dv, .q = qp, .lo = lo + i0, .hi = hi + i0, .keep = listed ? keep : NULL, .keys = p.at,
                                  .values = p.at + p.keys, .scale = scale, .softcap = cap, .s = s, .m = m, .l = sum, .o = o, .ldo = padded};
@@ -269,7 +272,47 @@ static void weights(void **state) {
     if (worst > 1.3e-7) fail_msg("a weight is off by %g of itself", worst);
 }
 
-int main(void) {
+/* ---- --bench ---------------------------------------------------------------------------------------------------------------------*/
+/* Seconds of full pages by as many queries as the level takes, the best of some tries. */
+static double bench_page(const lm_kernels *k, lm_kv type, uint32_t dk, uint32_t dv) {
+    enum { PAGES = 2, TURNS = 40, TRIES = 25 };
+    const uint32_t n = k->attend_n;
+    float *x = malloc(sizeof *x * 256 * (dk + dv)), *q = malloc(sizeof *q * n * dk), *s = malloc(sizeof *s * 256 * n), *o = malloc(sizeof *o * n * dv);
+    float m[12], l[12];
+    uint32_t lo[12] = {0}, hi[12];
+    for (uint32_t i = 0; i < n; i++) hi[i] = 256;
+    for (uint32_t i = 0; i < 256 * (dk + dv); i++) x[i] = kern_normal();
+    for (uint32_t i = 0; i < n * dk; i++) q[i] = kern_normal();
+    page p[PAGES];
+    for (int i = 0; i < PAGES; i++) p[i] = new_page(type, dk, dv), store(k, &p[i], x, dk + dv, 256, 0);
+    double best = 1e9;
+    for (int try = 0; try < TRIES; try++) {
+        const double t = lm_now();
+        for (int turn = 0; turn < TURNS; turn++) {
+            const page *at = &p[turn % PAGES];
+            const lm_attend a = {.n = n, .dk = dk, .dv = dv, .q = q, .lo = lo, .hi = hi, .keys = at->at, .values = at->at + at->keys, .scale = 0.1f, .s = s,
+                                 .m = m, .l = l, .o = o, .ldo = dv};
+            k->attend[type](&a);
+        }
+        best = fmin(best, (lm_now() - t) / TURNS);
+    }
+    for (int i = 0; i < PAGES; i++) kern_guard_free(p[i].at, p[i].bytes);
+    free(x), free(q), free(s), free(o);
+    return best;
+}
+static int bench(void) {
+    const lm_kernels *k = level[kern_levels(level) - 1];
+    static const uint32_t dims[] = {64, 128, 256};
+    for (lm_kv type = 0; type < LM_KV_COUNT; type++) {
+        printf("%s, %s, GFLOPS of full pages by %u queries:", k->level, lm_kv_name(type), k->attend_n);
+        for (int i = 0; i < 3; i++) printf("  %u: %.1f", dims[i], 4e-9 * 256 * dims[i] * k->attend_n / bench_page(k, type, dims[i], dims[i]));
+        printf("\n");
+    }
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench();
     const struct CMUnitTest tests[] = {cmocka_unit_test(stores), cmocka_unit_test(attends), cmocka_unit_test(weights)};
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -17,22 +17,22 @@ typedef struct attend {
     const lm_cpu *f;
     const lm_op *op;
     const float *sinks; /* [heads]; NULL */
-    uint32_t group, rows_per_task, padded; /* query heads of a key head; dv as the kernels write it */
+    uint32_t group, rows_per_task, blocks, padded_k, padded; /* query heads of a key head; dk and dv as the kernels have them */
 } attend;
 
 /* A task's memory. Queries are numbered row-major, (row, head), and cut into blocks: block b has queries [first(b), first(b + 1)). */
 typedef struct work {
-    float *q, *o, *page, *s, *m, *l; /* [n][dk] by blocks [dk][of it]; [n][padded]; of a block: [][padded], [][256]; [n]; [n] */
+    float *q, *o, *page, *s, *m, *l; /* [n][padded_k] by blocks [padded_k/32][of it][32]; [n][padded]; of a block: [][padded], [][256]; [n]; [n] */
     uint8_t *mark;                   /* a list's positions, up to a whole page; NULL */
     uint32_t n, blocks, heads;
 } work;
-static uint64_t work_floats(uint64_t n, uint64_t dk, uint64_t padded, bool listed, uint64_t max_len) {
-    return n * (dk + padded + 2) + AT_ONCE * (padded + LM_PAGE) + (listed ? max_len / 4 + LM_PAGE : 0);
+static uint64_t work_floats(uint64_t n, uint64_t padded_k, uint64_t padded, bool listed, uint64_t max_len) {
+    return n * (padded_k + padded + 2) + AT_ONCE * (padded + LM_PAGE) + (listed ? max_len / 4 + LM_PAGE : 0);
 }
 static work work_at(const attend *a, uint32_t n_rows, float *mem) {
     work w = {.q = mem, .n = n_rows * a->group, .heads = a->group};
     w.blocks = (w.n + a->f->k->attend_n - 1) / a->f->k->attend_n;
-    w.o = w.q + (size_t)w.n * a->op->attn.dk;
+    w.o = w.q + (size_t)w.n * a->padded_k;
     w.m = w.o + (size_t)w.n * a->padded;
     w.l = w.m + w.n;
     w.page = w.l + w.n;
@@ -80,7 +80,7 @@ static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t p
         }
         if (!any) continue;
         float m[AT_ONCE], l[AT_ONCE];
-        const lm_attend call = {.n = n, .dk = a->op->attn.dk, .dv = a->op->attn.dv, .q = w->q + (size_t)i0 * a->op->attn.dk, .lo = lo, .hi = hi,
+        const lm_attend call = {.n = n, .dk = a->op->attn.dk, .dv = a->op->attn.dv, .q = w->q + (size_t)i0 * a->padded_k, .lo = lo, .hi = hi,
                                 .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .scale = (float)a->op->attn.scale,
                                 .softcap = (float)a->op->attn.softcap, .s = w->s, .m = m, .l = l, .o = w->page, .ldo = a->padded};
         a->f->k->attend[kv_of(a->f)](&call);
@@ -109,11 +109,13 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     const work w = work_at(a, n_rows, mem);
     for (uint32_t b = 0; b < w.blocks; b++) {
         const uint32_t i0 = first_of(&w, b), n = first_of(&w, b + 1) - i0;
-        const float *q[AT_ONCE];
-        float *to = w.q + (size_t)i0 * dk;
-        for (uint32_t i = 0; i < n; i++) q[i] = lm_cpu_at(f, op->a, row + (i0 + i) / w.heads) + (size_t)(head + (i0 + i) % w.heads) * dk;
-        for (uint32_t d = 0; d < dk; d++)
-            for (uint32_t i = 0; i < n; i++) *to++ = q[i][d];
+        float *to = w.q + (size_t)i0 * a->padded_k;
+        for (uint32_t i = 0; i < n; i++, to += LM_KV_SPAN) {
+            const float *q = lm_cpu_at(f, op->a, row + (i0 + i) / w.heads) + (size_t)(head + (i0 + i) % w.heads) * dk;
+            uint32_t d = 0;
+            for (; d + LM_KV_SPAN <= dk; d += LM_KV_SPAN) memcpy(to + (size_t)d * n, q + d, LM_KV_SPAN * sizeof *q);
+            if (d < dk) memcpy(to + (size_t)d * n, q + d, (dk - d) * sizeof *q);
+        }
     }
     for (uint32_t i = 0; i < w.n; i++) w.l[i] = -1; /* nothing seen yet */
     if (w.mark) mark_list(a, &w, row);
@@ -141,7 +143,8 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
 static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
     const attend *a = ctx;
     const lm_cpu *f = a->f;
-    const uint32_t kv = task % a->op->attn.kv_heads, block = task / a->op->attn.kv_heads;
+    /* the last rows of a prompt see the most: they go first, so that no thread ends with a long task of its own */
+    const uint32_t kv = task % a->op->attn.kv_heads, block = a->blocks - 1 - task / a->op->attn.kv_heads;
     uint32_t row = block * a->rows_per_task, end = f->n - row < a->rows_per_task ? f->n : row + a->rows_per_task;
     while (row < end) {
         const lm_seq *s = &f->b->seq[f->seq[row]];
@@ -170,21 +173,23 @@ static void store_task(void *ctx, uint32_t task, uint32_t thread) {
 }
 
 static uint32_t rows_of(uint32_t group, bool listed) { return listed || group >= QUERIES ? 1 : QUERIES / group; }
-static uint32_t padded_of(const lm_op *op) { return lm_kv_spans(op->attn.dv) * LM_KV_SPAN; }
+static uint32_t padded_of(uint32_t n) { return lm_kv_spans(n) * LM_KV_SPAN; }
 static void run_attention(lm_cpu *f, const lm_op *op) {
     const uint32_t heads = op->attn.kv_heads, group = op->attn.heads / heads;
-    attend a = {.f = f, .op = op, .sinks = lm_cpu_vec(f, op->v), .group = group, .rows_per_task = rows_of(group, op->d != LM_NONE), .padded = padded_of(op)};
+    attend a = {.f = f, .op = op, .sinks = lm_cpu_vec(f, op->v), .group = group, .rows_per_task = rows_of(group, op->d != LM_NONE),
+                .padded_k = padded_of(op->attn.dk), .padded = padded_of(op->attn.dv)};
     const uint32_t stores = (f->n + STORE_ROWS - 1) / STORE_ROWS * heads;
     if (op->attn.store && f->n > 4) lm_pool_run(f->d->pool, store_task, &a, stores);
     else if (op->attn.store) /* not worth waking the others */
         for (uint32_t i = 0; i < stores; i++) store_task(&a, i, 0);
     while (a.rows_per_task > 1 && (uint64_t)f->n / a.rows_per_task * heads < 4 * (uint64_t)lm_pool_size(f->d->pool)) a.rows_per_task /= 2;
-    lm_pool_run(f->d->pool, attend_task, &a, (f->n + a.rows_per_task - 1) / a.rows_per_task * heads);
+    a.blocks = (f->n + a.rows_per_task - 1) / a.rows_per_task;
+    lm_pool_run(f->d->pool, attend_task, &a, a.blocks * heads);
 }
 static bool need_attention(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
     const uint32_t group = op->attn.heads / op->attn.kv_heads;
     uint64_t tasks;
-    out->thread = work_floats((uint64_t)rows_of(group, op->d != LM_NONE) * group, op->attn.dk, padded_of(op), op->d != LM_NONE, f->max_len);
+    out->thread = work_floats((uint64_t)rows_of(group, op->d != LM_NONE) * group, padded_of(op->attn.dk), padded_of(op->attn.dv), op->d != LM_NONE, f->max_len);
     return lm_mul(f->n, op->attn.kv_heads, &tasks) && tasks <= UINT32_MAX;
 }
 const lm_cpu_fn lm_cpu_attention = {run_attention, need_attention};

@@ -24,11 +24,11 @@ LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, con
         LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
-        for (uint32_t d = 0; d < n; d++, k += LM_KV_SPAN * elem, q += N) {
+        for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem) {
             vf kv[LM_ATTEND_W];
             LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
-                const vf x = v_set(q[i]);
+                const vf x = v_set(q[LM_KV_SPAN * (uint32_t)i]);
                 LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, kv[w], acc[i][w]);
             }
         }
@@ -36,6 +36,7 @@ LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, con
             float *at = s + 16 * (w * N + i);
             v_store(at, d0 ? v_add(v_load(at), acc[i][w]) : acc[i][w]);
         }
+        q += LM_KV_SPAN * (uint32_t)N - n;
         tile += type == LM_KV_Q8_0 ? LM_KV_SPAN * (LM_KV_SPAN + 2) : LM_KV_SPAN * LM_KV_SPAN * elem;
     }
 }
@@ -43,40 +44,58 @@ LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, con
 /* Does query i see key j of the page? */
 LM_INLINE bool attend_sees(const lm_attend *a, int i, uint32_t j) { return j >= a->lo[i] && j < a->hi[i] && (!a->keep || a->keep[j]); }
 
-/* acc += keys [j, to) of one block of 32 */
-LM_INLINE void attend_keys(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t to, const uint8_t *plane, uint32_t c,
+/* acc += n ≤ 16 keys from j on, all of one tile of 16; p: their weights. Pointers alone: gcc keeps what it derives from j in vector registers. */
+LM_INLINE void attend_keys(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t n, const float *p, const uint8_t *plane, uint32_t c,
                            vf acc[12][LM_ATTEND_W]) {
     const uint32_t elem = lm_kv_elem(type);
-    for (; j < to; j++) {
-        const float *p = a->s + (size_t)(j / 16) * 16 * (size_t)N + j % 16;
-        uint16_t half = 0;
-        if (type == LM_KV_Q8_0) memcpy(&half, plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j, 2);
-        const vf scale = v_set(lm_f16_to_f32(half));
-        vf v[LM_ATTEND_W];
-        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, plane + (j * LM_KV_SPAN + c + 16 * (uint32_t)w) * elem, scale);
+    const uint8_t *at = plane + (j * LM_KV_SPAN + c) * elem, *half = plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j;
+    for (const float *const end = p + n; p < end; p++, at += LM_KV_SPAN * elem) {
+        vf v[LM_ATTEND_W], scale = v_set(0.0f);
+        if (type == LM_KV_Q8_0) {
+            uint16_t h;
+            memcpy(&h, half, 2), half += 2;
+            scale = v_set(lm_f16_to_f32(h));
+        }
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * elem, scale);
         LM_UNROLL for (int i = 0; i < N; i++) {
             if (!all && !attend_sees(a, i, j)) continue;
             const vf x = v_set(p[16 * i]);
             LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, v[w], acc[i][w]);
         }
+        if (!all) j++;
     }
 }
-/* Columns [c, c + LM_ATTEND_STEP) of a plane: keys [first, end), of which all queries see [clo, chi). */
+/* The same for any keys [j, to) of a page */
+LM_INLINE void attend_range(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t to, const uint8_t *plane, uint32_t c,
+                            vf acc[12][LM_ATTEND_W]) {
+    for (uint32_t n; j < to; j += n) {
+        n = to - j < 16 - j % 16 ? to - j : 16 - j % 16;
+        attend_keys(type, N, a, all, j, n, a->s + (size_t)(j / 16) * 16 * (size_t)N + j % 16, plane, c, acc);
+    }
+}
+/* Columns [c, c + LM_ATTEND_STEP) of a plane: keys [first, end), of which all queries see [clo, chi). The sums stand in an array of their own, whose
+ * places are constants to the compiler. */
 LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, uint32_t clo, uint32_t chi, const uint8_t *plane,
                              uint32_t c, float *o) {
+    vf sum[12][LM_ATTEND_W];
+    LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_set(0.0f);
     for (uint32_t b = first / LM_KV_SPAN * LM_KV_SPAN; b < end; b += LM_KV_SPAN) {
-        const uint32_t from = b > first ? b : first, to = b + LM_KV_SPAN < end ? b + LM_KV_SPAN : end;
-        const uint32_t mid0 = clo < from ? from : clo < to ? clo : to, mid1 = chi < mid0 ? mid0 : chi < to ? chi : to;
         vf acc[12][LM_ATTEND_W];
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
-        attend_keys(type, N, a, false, from, mid0, plane, c, acc);
-        attend_keys(type, N, a, true, mid0, mid1, plane, c, acc);
-        attend_keys(type, N, a, false, mid1, to, plane, c, acc);
-        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) {
-            float *at = o + (size_t)i * a->ldo + 16 * (uint32_t)w;
-            v_store(at, v_add(v_load(at), acc[i][w]));
+        if (b >= clo && b + LM_KV_SPAN <= chi) {
+            const float *const p = a->s + (size_t)b * (size_t)N;
+            attend_keys(type, N, a, true, b, 16, p, plane, c, acc);
+            attend_keys(type, N, a, true, b + 16, 16, p + 16 * N, plane, c, acc);
+        } else {
+            const uint32_t from = b > first ? b : first, to = b + LM_KV_SPAN < end ? b + LM_KV_SPAN : end;
+            const uint32_t mid0 = clo < from ? from : clo < to ? clo : to, mid1 = chi < mid0 ? mid0 : chi < to ? chi : to;
+            attend_range(type, N, a, false, from, mid0, plane, c, acc);
+            attend_range(type, N, a, true, mid0, mid1, plane, c, acc);
+            attend_range(type, N, a, false, mid1, to, plane, c, acc);
         }
+        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_add(sum[i][w], acc[i][w]);
     }
+    LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v_store(o + (size_t)i * a->ldo + 16 * (uint32_t)w, sum[i][w]);
 }
 
 static const float attend_lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -87,44 +106,72 @@ LM_INLINE vf attend_mask(const lm_attend *a, uint32_t i, uint32_t t, vf x, vf y)
     x = v_less(lane, v_set((float)a->lo[i] - 16.0f * (float)t), y, x);
     return a->keep ? v_less(v_set(0.0f), v_cvt(i_load_u8(a->keep + 16 * t)), x, y) : x;
 }
-/* e^x for x ≤ 0, as v_exp has it but from −87 on, below which it stays: the power of two goes into the exponent by one addition. */
-LM_INLINE vf attend_exp(vf x) {
-    x = v_max(v_set(-87.0f), x); /* x second: a NaN stays */
-    const vf magic = v_set(12582912.0f), t = v_fma(x, v_set(0x1.715476p+0f), magic), n = v_sub(t, magic);
-    const vf r = v_fma(n, v_set(-0x1.7f7d1cp-20f), v_fma(n, v_set(-0x1.62e4p-1f), x));
-    vf q = v_set(0.0013950471f);
-    q = v_fma(q, r, v_set(0.008368883f));
-    q = v_fma(q, r, v_set(0.041666206f));
-    q = v_fma(q, r, v_set(0.16666518f));
-    q = v_fma(q, r, v_set(0.5f));
-    return v_float(i_add(v_bits(v_add(v_fma(v_mul(r, r), q, r), v_set(1.0f))), i_sll(v_bits(t), 23)));
+#define LM_ATTEND_EXP (LM_ATTEND_W == 2 ? 4 : 1) /* vectors of exponentials side by side, to hide their latency */
+/* x[k] = e^x[k] for x ≤ 0, as v_exp has it but from −87 on, below which it stays: the power of two goes into the exponent by one addition. */
+LM_INLINE void attend_exp(int K, vf x[LM_ATTEND_EXP]) {
+    const vf magic = v_set(12582912.0f);
+    vf t[LM_ATTEND_EXP], n[LM_ATTEND_EXP], q[LM_ATTEND_EXP];
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_max(v_set(-87.0f), x[k]); /* x second: a NaN stays */
+    LM_UNROLL for (int k = 0; k < K; k++) t[k] = v_fma(x[k], v_set(0x1.715476p+0f), magic);
+    LM_UNROLL for (int k = 0; k < K; k++) n[k] = v_sub(t[k], magic);
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_fma(n[k], v_set(-0x1.62e4p-1f), x[k]);
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_fma(n[k], v_set(-0x1.7f7d1cp-20f), x[k]);
+    LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(v_set(0.0013950471f), x[k], v_set(0.008368883f));
+    LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(q[k], x[k], v_set(0.041666206f));
+    LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(q[k], x[k], v_set(0.16666518f));
+    LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(q[k], x[k], v_set(0.5f));
+    LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(v_mul(x[k], x[k]), q[k], x[k]);
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_float(i_add(v_bits(v_add(q[k], v_set(1.0f))), i_sll(v_bits(t[k]), 23)));
 }
-/* Query i's scores to weights, in place; m and l. What it doesn't see becomes +0 in every tile that it sees some of. */
-static void attend_softmax(const lm_attend *a, uint32_t i) {
-    const uint32_t t0 = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16;
+LM_INLINE bool attend_some(const lm_attend *a, uint32_t i, uint32_t t) { return a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]; }
+/* Query i's greatest score; with a soft-cap the scores, in place. */
+LM_INLINE float attend_top(const lm_attend *a, uint32_t i) {
     const vf low = v_set(-__builtin_inff()), scale = v_set(a->scale), cap = v_set(a->softcap);
-    float *const s = a->s + 16 * (size_t)i;
-    vf top = low, sum = v_set(0.0f);
-    for (uint32_t t = t0; t < t1; t++) {
-        float *p = s + 16 * (size_t)t * a->n;
+    float *p = a->s + 16 * ((size_t)i + (size_t)(a->lo[i] / 16) * a->n);
+    vf top = low;
+    for (uint32_t t = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16; t < t1; t++, p += 16 * (size_t)a->n) {
         vf x = v_load(p);
         if (a->softcap != 0) {
             x = v_mul(cap, v_tanh(v_div(v_mul(x, scale), cap)));
             v_store(p, x);
         }
-        if (a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]) x = attend_mask(a, i, t, x, low);
+        if (attend_some(a, i, t)) x = attend_mask(a, i, t, x, low);
         top = v_max(x, top); /* a NaN leaves it */
     }
-    const float by = a->softcap != 0 ? 1.0f : a->scale, m = v_most(top) * by;
-    for (uint32_t t = t0; t < t1; t++) {
-        float *p = s + 16 * (size_t)t * a->n;
-        vf x = attend_exp(v_fma(v_load(p), v_set(by), v_set(-m)));
-        if (a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]) x = attend_mask(a, i, t, x, v_set(0.0f));
-        v_store(p, x);
-        sum = v_add(sum, x);
+    return v_most(top);
+}
+/* Query i's scores to weights, in place; returns their sum. What it doesn't see becomes +0 in every tile that it sees some of. */
+LM_INLINE float attend_weights(const lm_attend *a, uint32_t i, vf by, vf minus_m) {
+    const size_t step = 16 * (size_t)a->n;
+    const uint32_t t1 = (a->hi[i] + 15) / 16, full0 = a->keep ? t1 : (a->lo[i] + 15) / 16, full1 = a->hi[i] / 16; /* tiles seen as a whole */
+    float *p = a->s + 16 * (size_t)i + a->lo[i] / 16 * step;
+    vf sum = v_set(0.0f);
+    for (uint32_t t = a->lo[i] / 16; t < t1;) {
+        vf x[LM_ATTEND_EXP];
+        if (t >= full0 && t + LM_ATTEND_EXP <= full1) {
+            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) x[k] = v_fma(v_load(p + k * step), by, minus_m);
+            attend_exp(LM_ATTEND_EXP, x);
+            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) v_store(p + k * step, x[k]);
+            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) sum = v_add(sum, x[k]);
+            t += LM_ATTEND_EXP, p += LM_ATTEND_EXP * step;
+            continue;
+        }
+        x[0] = v_fma(v_load(p), by, minus_m);
+        attend_exp(1, x);
+        if (t < full0 || t >= full1) x[0] = attend_mask(a, i, t, x[0], v_set(0.0f));
+        v_store(p, x[0]);
+        sum = v_add(sum, x[0]);
+        t++, p += step;
     }
-    a->m[i] = m;
-    a->l[i] = v_tree(sum);
+    return v_tree(sum);
+}
+/* m and l of all queries. All of m first: a query's weights wait for its own, and so need not. */
+static void attend_softmax(const lm_attend *a) {
+    const float by = a->softcap != 0 ? 1.0f : a->scale;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->lo[i] < a->hi[i]) a->m[i] = attend_top(a, i) * by;
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->lo[i] < a->hi[i]) a->l[i] = attend_weights(a, i, v_set(by), v_set(-a->m[i]));
 }
 
 LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
@@ -140,12 +187,9 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
     if (a->keep || chi < clo) clo = chi = LM_KV_PAGE;
     for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP)
         attend_scores(type, N, a->q, a->dk, a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk), j % LM_KV_SPAN, a->s + (size_t)j * (size_t)N);
-    for (int i = 0; i < N; i++)
-        if (a->lo[i] < a->hi[i]) attend_softmax(a, (uint32_t)i);
-    for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
-        for (int i = 0; i < N; i++) memset(a->o + (size_t)i * a->ldo + c, 0, LM_ATTEND_STEP * sizeof(float));
+    attend_softmax(a);
+    for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP)
         attend_values(type, N, a, first, end, clo, chi, a->values + c / LM_KV_SPAN * lm_kv_plane(type), c % LM_KV_SPAN, a->o + c);
-    }
 }
 #define LM_ATTEND_CASE(TYPE, N) \
     case N: attend_n(TYPE, N, a); break;
