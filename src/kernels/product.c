@@ -5,6 +5,8 @@
 #define SEGMENTS 8u
 #define DEPTH 4u /* a segment's total and three waiting for their siblings */
 #define PASS 8u  /* blocks that a tile goes through before the next tile does */
+#define LATE 8u  /* tiles at a pass's end that ask for the next weights; sooner, the rows that stream by would push them out again */
+#define START 1024u /* bytes of each next strip that a task of one tile asks for */
 
 void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
     const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0;
@@ -99,6 +101,18 @@ static void prepare(const task *k, place *a) {
     for (uint32_t b = 0; b < PASS && a->seg < n_segments(p); b++, advance(k, a, NULL))
         for (uint32_t s = 0; decode && s < k->n_s; s++) p->k->unpack[p->w->pack](p->w->type, strip_at(k, s), a->k, block_of(a), decoded_at(k, b, s));
 }
+/* One share of what comes next, the strips' next pass or the next strips (this thread's next task more often than not), at most `most` bytes of
+ * each: until the CPU has noticed their streams, every line would be waited for. */
+static void ask_ahead(const task *k, const place *here, const place *next, uint64_t most, uint32_t share, uint32_t shares) {
+    const lm_packed_matrix *w = k->p->w;
+    const bool last = next->seg == n_segments(k->p);
+    const uint32_t s0 = k->s0 + (last ? k->n_s : 0), k0 = last ? 0 : next->k, left = w->K - k0, n = next->k - here->k;
+    const uint64_t bytes = (uint64_t)(n < left ? n : left) * w->strip_bytes / w->K, lines = (bytes < most ? bytes : most) / 64;
+    for (uint32_t s = s0; s < s0 + k->n_s && s < w->strips; s++) {
+        const uint8_t *from = lm_packed_at(w, k->p->mat, s) + (uint64_t)k0 * w->strip_bytes / w->K;
+        for (uint64_t l = share * lines / shares; l < (share + 1) * lines / shares; l++) __builtin_prefetch(from + 64 * l, 0, 2);
+    }
+}
 static void tile_block(const task *k, const place *a, uint32_t b, uint32_t t, uint32_t width, float *total) {
     const lm_product *p = k->p;
     const lm_packed_matrix *w = p->w;
@@ -141,6 +155,7 @@ void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
     k.slot = k.n_s * k.ld * 16;
     const size_t per_tile = (p->split ? DEPTH : 1) * (size_t)k.slot;
     k.decoded = scratch + (k.i1 - k.i0) * per_tile;
+    const uint32_t late = k.i1 - k.i0 < LATE ? k.i1 - k.i0 : LATE;
     place here = {0}, next;
     for (open_segment(&k, &here, NULL); here.seg < segs; here = next) {
         next = here;
@@ -149,8 +164,11 @@ void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
             const uint32_t t = lm_x_first(p->n_t, j), width = lm_x_first(p->n_t, j + 1) - t;
             float *totals = scratch + (j - k.i0) * per_tile;
             place a = here;
-            for (uint32_t b = 0; b < PASS && a.seg < segs; b++, advance(&k, &a, totals))
+            if (tiles == 1 && next.seg == segs) ask_ahead(&k, &here, &next, START, 0, 1);
+            for (uint32_t b = 0; b < PASS && a.seg < segs; b++, advance(&k, &a, totals)) {
+                if (tiles > 1 && j + late >= k.i1) ask_ahead(&k, &here, &next, UINT64_MAX, (j + late - k.i1) * PASS + b, late * PASS);
                 tile_block(&k, &a, b, t, width, totals + (depth_of(&a) - a.onto) * k.slot);
+            }
             if (a.seg == segs) write_tile(&k, t, width, totals);
         }
     }
