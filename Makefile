@@ -54,7 +54,7 @@ $(B)/src/kernels/ref/%.o: CFLAGS += -Wno-psabi
 $(B)/src/kernels/avx2/%.o: CFLAGS += $(ISA_avx2)
 $(B)/src/kernels/avx512/%.o: CFLAGS += $(ISA_avx512)
 $(B)/src/kernels/avx2/int_avxvnni.o: CFLAGS += -mavxvnni
-$(B)/src/kernels/avx512/int_vnni.o: CFLAGS += -mavx512vnni
+$(B)/src/kernels/avx512/int_vnni.o $(B)/src/kernels/avx512/int_quantise.o: CFLAGS += -mavx512vnni
 $(B)/src/kernels/avx512/bf16_dp.o: CFLAGS += -mavx512bf16
 $(B)/src/kernels/neon/int_dotprod.o: CFLAGS += -march=armv8.2-a+dotprod
 $(B)/%.o: %.c Makefile | $(GEN)

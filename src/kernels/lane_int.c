@@ -71,8 +71,12 @@ bool lm_int_fits(const lm_packed_matrix *w) {
 void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
                  uint32_t K, void *xq) {
     const uint32_t t0 = lm_int_first(lane, n_t, i), w = lm_int_first(lane, n_t, i + 1) - t0;
-    const float *src[6];
+    const float *src[LM_INT_WIDEST];
     for (uint32_t t = 0; t < w; t++) src[t] = x + (size_t)(row ? row[t0 + t] : t0 + t) * ldx;
+    lm_int_pack_rows(k, lane, src, n_t, i, K, xq);
+}
+void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, void *xq) {
+    const uint32_t t0 = lm_int_first(lane, n_t, i), w = lm_int_first(lane, n_t, i + 1) - t0;
     k->quantise(lane, src, w, K, (uint8_t *)xq + (size_t)t0 * (K / LM_INT_BLK) * lm_int_token(lane));
 }
 
@@ -91,11 +95,14 @@ static uint32_t row_tasks(const lm_int_product *p) {
 }
 
 /* Tiles are handed out in groups of one strip pair: many, since a task unpacks its weights anew, but so few that all threads have work. */
-static uint32_t tile_groups(const lm_int_product *p) {
+uint32_t lm_int_groups(const lm_int_product *p, uint32_t n) {
+    uint32_t rows = 0;
+    for (uint32_t i = 0; i < n; i++) rows += row_tasks(&p[i]);
     const uint32_t tiles = lm_int_tiles(p->lane, p->n_t), least = (tiles + LM_INT_GROUP - 1) / LM_INT_GROUP;
-    const uint32_t wanted = TASKS / row_tasks(p), most = (tiles + LM_INT_GROUP / 4 - 1) / (LM_INT_GROUP / 4);
-    return direct(p) || wanted <= least ? least : wanted < most ? wanted : most;
+    const uint32_t wanted = TASKS / rows, most = (tiles + LM_INT_GROUP / 4 - 1) / (LM_INT_GROUP / 4);
+    return p->n_t <= LM_INT_GEMV || wanted <= least ? least : wanted < most ? wanted : most;
 }
+static uint32_t tile_groups(const lm_int_product *p) { return p->groups ? p->groups : lm_int_groups(p, 1); }
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
 static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
 size_t lm_int_scratch(uint32_t K, bool gate) {

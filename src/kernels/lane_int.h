@@ -30,6 +30,7 @@ typedef enum lm_int_lane {
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
 #define LM_INT_GROUP 44u /* tiles that a task takes at a time, at most */
+#define LM_INT_WIDEST 6u /* tokens of a tile, at most */
 
 /* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
@@ -89,7 +90,9 @@ const lm_int_kernels *lm_int_nth(uint32_t i);
 /* Whether products with this weight run in integers. */
 bool lm_int_fits(const lm_packed_matrix *w);
 
-/* Quantizes tile i of the rows x + t*ldx (or x + row[t]*ldx) to its place in xq. */
+/* Quantizes tile i of n_t rows to its place in xq: src holds that tile's rows. */
+void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, void *xq);
+/* The same of the rows x + t*ldx (or x + row[t]*ldx). */
 void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
                  uint32_t K, void *xq);
 
@@ -113,15 +116,20 @@ typedef struct lm_int_product {
     float *y; /* y[t*ldy + row] */
     size_t ldy;
     const lm_int_gate *gate; /* NULL: the product alone */
+    uint32_t groups;         /* parts that the tiles are cut into; 0: lm_int_groups of this product */
 } lm_int_product;
 size_t lm_int_scratch(uint32_t K, bool gate); /* floats of scratch that a thread needs */
+/* Tasks of the first part of the tiles come first, one for every few strips, then those of the second part, and so on: as many in each. */
 uint32_t lm_int_tasks(const lm_int_product *p);
+/* Parts for n products of one input whose tasks are handed out together. */
+uint32_t lm_int_groups(const lm_int_product *p, uint32_t n);
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch);
 
 extern const lm_int_kernels lm_int_c;
 #if defined(__x86_64__)
 extern const lm_int_kernels lm_int_avx2, lm_int_avxvnni, lm_int_vnni;
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
+void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
 #elif defined(__aarch64__)
 extern const lm_int_kernels lm_int_neon, lm_int_dotprod;
 void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);

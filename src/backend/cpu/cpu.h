@@ -10,6 +10,7 @@
 #define LM_CPU_HEAD_ROWS 32u /* wanted rows computed together in the head */
 #define LM_CPU_MOE_ROWS 256u /* rows whose experts are computed together */
 #define LM_CPU_MLA_ROWS 128u /* rows whose absorbed queries are held together */
+#define LM_CPU_PRODUCTS 8u   /* products that one job takes, at most */
 
 /* A buffer that only grows, between runs; its contents do not survive growing. */
 typedef struct lm_cpu_buf {
@@ -23,6 +24,8 @@ typedef struct lm_cpu_op {
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
     lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is packed */
     bool gates;             /* LINEAR: it and the next two ops, LINEAR and GATED, can run as one */
+    uint32_t start, run;    /* the first op of those that run as one with this, and how many of them there are from here on (1: this alone) */
+    bool packs, local;      /* the last of such row ops: its result is the next product's input; and is seen by nobody else */
 } lm_cpu_op;
 
 struct lm_device {
@@ -71,6 +74,7 @@ typedef struct lm_cpu {
     float **block;   /* [n_seqs][n_slots] the recurrent blocks that the run leaves behind */
     float *thread_mem, *shared;
     uint64_t thread_need;
+    bool tapped;     /* somebody looks at every op's result: none is left out */
     lm_val in_shared; /* the value whose packed rows stand in `shared`; LM_NONE */
     lm_int_lane shared_lane; /* how they are packed */
 } lm_cpu;
@@ -88,10 +92,13 @@ typedef struct lm_cpu_fn {
     bool (*need)(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
 } lm_cpu_fn;
 /* rows.c: ops whose rows don't need each other; NULL for the others */
-typedef void (*lm_cpu_row_fn)(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch);
+typedef void (*lm_cpu_row_fn)(const lm_cpu *f, const lm_op *op, uint32_t i, float *out, float *scratch);
 extern const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT];
-void lm_cpu_rows(lm_cpu *f, const lm_op *op);
+/* n ops from op on, row by row; where they are a whole run, also the packing of the next product's input. */
+void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n);
 bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out);
+/* linear.c */
+void lm_cpu_run_products(lm_cpu *f, const lm_op *op, uint32_t n); /* n LINEARs of one input */
 void lm_cpu_run_gated(lm_cpu *f, const lm_op *op); /* op and the two after it: aux says where that can be */
 extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_mla, lm_cpu_index, lm_cpu_route, lm_cpu_conv, lm_cpu_delta;
 
@@ -100,6 +107,10 @@ extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_m
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
 /* Once lanes are chosen: where two products and the activation that joins them may run as one, their results seen by nobody. */
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops);
+static inline bool lm_cpu_is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16 || lane == LM_INT_MIXED; }
+/* runs.c: what runs as one. Rows first, since values are placed by them; products once lanes are chosen. */
+void lm_cpu_find_rows(const lm_program *p, lm_cpu_op *ops);
+void lm_cpu_find_products(const lm_program *p, lm_cpu_op *ops);
 typedef struct lm_cpu_product {
     const lm_cpu *f;
     lm_int_lane lane; /* LM_INT_NONE: float32 */
@@ -117,6 +128,7 @@ uint32_t lm_cpu_product_tasks(const lm_cpu_product *p);
 void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch);
 /* Input rows to tiles for a lane, at most n_t·K floats: lm_x_pack, lm_int_pack or lm_bf16_pack. */
 uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t);
+uint32_t lm_cpu_x_first(lm_int_lane lane, uint32_t n_t, uint32_t i); /* the first row of tile i */
 void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 
 /* upload.c */

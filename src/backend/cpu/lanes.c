@@ -18,12 +18,11 @@ void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op
     if (lm_int_fits(&w[op->w3])) out->down = lane;
 }
 
-static bool is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16 || lane == LM_INT_MIXED; }
 static bool is_gate(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
     const lm_op *gate = &p->op[i], *up = gate + 1, *join = gate + 2;
     if (i + 2 >= p->n_ops || (i < p->head_first) != (i + 2 < p->head_first)) return false;
     if (gate->kind != LM_OP_LINEAR || up->kind != LM_OP_LINEAR || join->kind != LM_OP_GATED) return false;
-    if (!is_int(ops[i].lane) || ops[i].lane != ops[i + 1].lane || gate->linear.split || up->linear.split) return false;
+    if (!lm_cpu_is_int(ops[i].lane) || ops[i].lane != ops[i + 1].lane || gate->linear.split || up->linear.split) return false;
     return gate->a == up->a && join->a == gate->out && join->b == up->out && gate->out != up->out && p->value[gate->out].last == i + 2 &&
            p->value[up->out].last == i + 2;
 }
@@ -35,13 +34,13 @@ static lm_product as_float(const lm_cpu_product *p) {
     return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->lane == LM_INT_BF16 ? p->f->d->bf16 : NULL};
 }
 static lm_int_product as_int(const lm_cpu_product *p) {
-    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, NULL};
+    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, NULL, 0};
 }
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
-    return is_int(lane) ? lm_int_scratch(K, false) : lm_product_scratch(n_t);
+    return lm_cpu_is_int(lane) ? lm_int_scratch(K, false) : lm_product_scratch(n_t);
 }
 uint32_t lm_cpu_product_tasks(const lm_cpu_product *p) {
-    if (!is_int(p->lane)) {
+    if (!lm_cpu_is_int(p->lane)) {
         const lm_product q = as_float(p);
         return lm_product_tasks(&q);
     }
@@ -49,7 +48,7 @@ uint32_t lm_cpu_product_tasks(const lm_cpu_product *p) {
     return lm_int_tasks(&q);
 }
 void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) {
-    if (!is_int(p->lane)) {
+    if (!lm_cpu_is_int(p->lane)) {
         const lm_product q = as_float(p);
         lm_product_run(&q, task, scratch);
         return;
@@ -57,7 +56,10 @@ void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) 
     const lm_int_product q = as_int(p);
     lm_int_run(&q, task, scratch);
 }
-uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return is_int(lane) ? lm_int_tiles(lane, n_t) : lm_x_tiles(n_t); }
+uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return lm_cpu_is_int(lane) ? lm_int_tiles(lane, n_t) : lm_x_tiles(n_t); }
+uint32_t lm_cpu_x_first(lm_int_lane lane, uint32_t n_t, uint32_t i) {
+    return lm_cpu_is_int(lane) ? lm_int_first(lane, n_t, i) : lm_x_first(n_t, i);
+}
 void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K,
                    float *xp) {
     if (lane == LM_INT_NONE)

@@ -32,6 +32,38 @@ static void pack_input(lm_cpu *f, const lm_op *op, lm_int_lane lane) {
     f->in_shared = op->a;
     f->shared_lane = lane;
 }
+/* Products whose tasks are handed out together, part by part of the tiles, so that neighbours among the tasks share their tokens. */
+typedef struct products_job {
+    const lm_cpu *f;
+    uint32_t n, tasks; /* of one part */
+    lm_int_product p[LM_CPU_PRODUCTS];
+    uint32_t rows[LM_CPU_PRODUCTS]; /* tasks of each product in a part */
+} products_job;
+static void products_task(void *ctx, uint32_t task, uint32_t thread) {
+    const products_job *job = ctx;
+    uint32_t r = task % job->tasks, i = 0;
+    for (; r >= job->rows[i]; i++) r -= job->rows[i];
+    lm_int_run(&job->p[i], task / job->tasks * job->rows[i] + r, lm_cpu_scratch(job->f, thread));
+}
+void lm_cpu_run_products(lm_cpu *f, const lm_op *op, uint32_t n) {
+    const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
+    if (n == 1) {
+        lm_cpu_linear.run(f, op);
+        return;
+    }
+    pack_input(f, op, lane);
+    products_job job = {.f = f, .n = n};
+    for (uint32_t i = 0; i < n; i++) {
+        const lm_packed_matrix *w = &f->d->weight[op[i].w];
+        job.p[i] = (lm_int_product){f->d->ik, lane, w, 0, op[i].linear.split, lm_cpu_vec(f, op[i].v), f->shared, f->n, f->val[op[i].out], w->rows, NULL, 0};
+    }
+    const uint32_t groups = lm_int_groups(job.p, n);
+    for (uint32_t i = 0; i < n; i++) {
+        job.p[i].groups = groups;
+        job.tasks += job.rows[i] = lm_int_tasks(&job.p[i]) / groups;
+    }
+    lm_pool_run(f->d->pool, products_task, &job, job.tasks * groups);
+}
 static void run_linear(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
@@ -61,7 +93,7 @@ void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
     const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
                               (float)join->act.alpha};
     pack_input(f, op, lane);
-    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->shared, f->n, f->val[join->out], w->rows, &gate}};
+    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->shared, f->n, f->val[join->out], w->rows, &gate, 0}};
     lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
 }
 const lm_cpu_fn lm_cpu_linear = {run_linear, need_linear};

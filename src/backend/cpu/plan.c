@@ -20,7 +20,8 @@ void lm_cpu_unconfigure(lm_device *d) {
     d->body_width = d->head_width = 0;
 }
 
-/* First fit: the lowest place that no value alive at the same time occupies. Values are placed in the order of their ops. */
+/* First fit: the lowest place that no value alive at the same time occupies. Values are placed in the order of their ops. Ops that run as one
+ * count as one: what dies in the first is still read while the last is written, for other rows. */
 typedef struct place {
     uint64_t at, width;
     uint32_t last;
@@ -45,7 +46,7 @@ static void plan_values(lm_device *d, const lm_program *p, place *live) {
     for (uint32_t i = 0; i < p->head_first; i++) {
         const lm_value_info *v = &p->value[p->op[i].out];
         uint32_t last = v->last >= p->head_first ? UINT32_MAX : v->last > i ? v->last : i; /* the head runs once per block: it must find it */
-        d->at[p->op[i].out] = fit(live, &n, v->width, i, last, &d->body_width);
+        d->at[p->op[i].out] = fit(live, &n, v->width, d->op[i].start, last, &d->body_width);
     }
     n = 0;
     for (uint32_t i = p->head_first; i < p->n_ops; i++) {
@@ -62,7 +63,7 @@ static void plan_values(lm_device *d, const lm_program *p, place *live) {
     for (uint32_t i = p->head_first; i < p->n_ops; i++) {
         const lm_value_info *v = &p->value[p->op[i].out];
         uint32_t last = p->op[i].out == p->logits ? UINT32_MAX : v->last > i ? v->last : i;
-        d->at[p->op[i].out] = fit(live, &n, v->width, i, last, &d->head_width);
+        d->at[p->op[i].out] = fit(live, &n, v->width, d->op[i].start, last, &d->head_width);
     }
 }
 
@@ -101,6 +102,7 @@ static lm_status plan_weights(lm_device *d, const lm_program *p, const uint32_t 
     }
     for (uint32_t i = 0; i < p->n_ops; i++) lm_cpu_choose_lane(d, p, &p->op[i], &d->op[i]);
     lm_cpu_find_gates(p, d->op);
+    lm_cpu_find_products(p, d->op);
     for (uint32_t i = 0; i < p->n_ops; i++)
         if (p->op[i].kind == LM_OP_MLA) LM_TRY(lm_cpu_pack_mla(d, &p->weight[p->op[i].w], &p->op[i], &d->op[i], err));
     return LM_OK;
@@ -118,6 +120,7 @@ static lm_status plan(lm_device *d, const lm_program *p, const uint32_t *handle,
     place *live = lm_arena_calloc(a, 2 * (size_t)p->n_values + 1, sizeof *live);
     if (!d->weight || !d->vec || !d->op || !d->at || !d->gathered || !d->gather_at || !live) return lm_fail_nomem(err, "the program's plan", 0);
     d->program = p;
+    lm_cpu_find_rows(p, d->op);
     plan_values(d, p, live);
     LM_TRY(plan_vectors(d, p, err));
     return plan_weights(d, p, handle, err);

@@ -13,35 +13,32 @@ lm_kact lm_cpu_act(lm_act a) {
     return of[a];
 }
 
-static void row_embed(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_embed(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     const uint32_t at = f->row[i];
-    lm_cpu_unpack_row(f->k, &f->d->weight[op->w], 0, op->embed.by_position ? f->pos[at] : (uint32_t)f->b->id[at], lm_cpu_at(f, op->out, i), scratch);
+    lm_cpu_unpack_row(f->k, &f->d->weight[op->w], 0, op->embed.by_position ? f->pos[at] : (uint32_t)f->b->id[at], o, scratch);
 }
-static void row_scale(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_scale(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = lm_cpu_width(f, op->out);
     const float *a = lm_cpu_at(f, op->a, i), *v = lm_cpu_vec(f, op->v);
     const bool one = !v || f->p->vec[op->v].n == 1;
     const float c = v ? v[0] : (float)op->scale.c;
-    float *o = lm_cpu_at(f, op->out, i);
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] * (one ? c : v[j]);
 }
-static void row_add(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_add(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = lm_cpu_width(f, op->out);
     const float *a = lm_cpu_at(f, op->a, i), *b = lm_cpu_at(f, op->b, i);
-    float *o = lm_cpu_at(f, op->out, i);
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] + b[j];
 }
-static void row_mul(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_mul(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = lm_cpu_width(f, op->out);
     const float *a = lm_cpu_at(f, op->a, i), *b = lm_cpu_at(f, op->b, i);
     const bool one = lm_cpu_width(f, op->b) == 1;
-    float *o = lm_cpu_at(f, op->out, i);
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] * (one ? b[0] : b[j]);
 }
-static void row_norm(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_norm(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t groups = op->norm.groups, n = lm_cpu_width(f, op->a) / groups;
     const float *w = lm_cpu_vec(f, op->v), *b = lm_cpu_vec(f, op->v2);
@@ -52,24 +49,24 @@ static void row_norm(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratc
         if (op->norm.norm != LM_NORM_L2) under /= (float)n;
         const float s = 1.0f / sqrtf(under + (float)op->norm.eps);
         const float *gw = w && f->p->vec[op->v].n != n ? w + (size_t)g * n : w, *gb = b && f->p->vec[op->v2].n != n ? b + (size_t)g * n : b;
-        f->k->normalise(lm_cpu_at(f, op->out, i) + (size_t)g * n, a, mean, s, gw, gb, n);
+        f->k->normalise(o + (size_t)g * n, a, mean, s, gw, gb, n);
     }
 }
-static void row_act(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_act(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    f->k->act(lm_cpu_act(op->act.act), lm_cpu_at(f, op->out, i), lm_cpu_at(f, op->a, i), lm_cpu_width(f, op->out));
+    f->k->act(lm_cpu_act(op->act.act), o, lm_cpu_at(f, op->a, i), lm_cpu_width(f, op->out));
 }
-static void row_gated(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_gated(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    f->k->gated(lm_cpu_act(op->act.act), lm_cpu_at(f, op->out, i), lm_cpu_at(f, op->a, i), lm_cpu_at(f, op->b, i), (float)op->act.limit,
+    f->k->gated(lm_cpu_act(op->act.act), o, lm_cpu_at(f, op->a, i), lm_cpu_at(f, op->b, i), (float)op->act.limit,
                 (float)op->act.alpha, lm_cpu_width(f, op->out));
 }
 /* Interleaved pairs are parted, turned and joined again: scratch holds two runs of n_pairs. */
-static void row_rope(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_rope(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     const uint32_t half = op->rope.n_rot / 2, width = lm_cpu_width(f, op->out);
     const float *cs = f->cos[op->rope.rope] + (size_t)f->row[i] * half, *sn = f->sin[op->rope.rope] + (size_t)f->row[i] * half;
     const float *a = lm_cpu_at(f, op->a, i);
-    float *o = lm_cpu_at(f, op->out, i), *x0 = scratch, *x1 = x0 + half;
+    float *x0 = scratch, *x1 = x0 + half;
     memcpy(o, a, width * sizeof *o);
     for (uint32_t h = 0; h < op->rope.heads; h++) {
         const size_t at = (size_t)h * op->rope.head_dim + op->rope.offset;
@@ -82,61 +79,56 @@ static void row_rope(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratc
         for (uint32_t j = 0; j < half; j++) o[at + 2 * j] = x0[j], o[at + 2 * j + 1] = x1[j];
     }
 }
-static void row_decay(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_decay(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    f->k->decay(lm_cpu_at(f, op->out, i), lm_cpu_at(f, op->a, i), lm_cpu_aux(f, op)->vec, lm_cpu_vec(f, op->v2), lm_cpu_width(f, op->out));
+    f->k->decay(o, lm_cpu_at(f, op->a, i), lm_cpu_aux(f, op)->vec, lm_cpu_vec(f, op->v2), lm_cpu_width(f, op->out));
 }
-static void row_softcap(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_softcap(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    f->k->softcap(lm_cpu_at(f, op->out, i), lm_cpu_at(f, op->a, i), (float)op->softcap.c, lm_cpu_width(f, op->out));
+    f->k->softcap(o, lm_cpu_at(f, op->a, i), (float)op->softcap.c, lm_cpu_width(f, op->out));
 }
-static void row_slice(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_slice(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const float *a = lm_cpu_at(f, op->a, i) + op->slice.offset;
-    float *o = lm_cpu_at(f, op->out, i);
     for (uint32_t g = 0; g < op->slice.groups; g++)
         memcpy(o + (size_t)g * op->slice.group, a + (size_t)g * op->slice.stride, op->slice.group * sizeof *o);
 }
-static void row_concat(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_concat(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t na = lm_cpu_width(f, op->a);
-    float *o = lm_cpu_at(f, op->out, i);
     memcpy(o, lm_cpu_at(f, op->a, i), na * sizeof *o);
     memcpy(o + na, lm_cpu_at(f, op->b, i), lm_cpu_width(f, op->b) * sizeof *o);
 }
-static void row_sparsify(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_sparsify(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = lm_cpu_width(f, op->a);
     const float *a = lm_cpu_at(f, op->a, i);
-    float *o = lm_cpu_at(f, op->out, i);
     const float mean = f->k->sum(a, n) / (float)n, cut = fmaf(sqrtf(f->k->sum_squares(a, mean, n) / (float)n), (float)op->sparsify.c, mean);
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] < cut ? 0.0f : a[j] - cut;
 }
 /* gemma3n's floor is on the mean square of a, before its root; the target has none. */
-static void row_match_rms(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_match_rms(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = lm_cpu_width(f, op->a);
     const float *a = lm_cpu_at(f, op->a, i), target = sqrtf(f->k->sum_squares(lm_cpu_at(f, op->b, i), 0, n) / (float)n);
     const float square = f->k->sum_squares(a, 0, n) / (float)n, floor = (float)op->match.eps, own = sqrtf(square < floor ? floor : square);
-    float *o = lm_cpu_at(f, op->out, i);
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] * target / own;
 }
-static void row_mix(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_mix(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = op->mix.n, h = lm_cpu_width(f, op->a) / n;
     const float *a = lm_cpu_at(f, op->a, i), *c = lm_cpu_at(f, op->b, i);
     for (uint32_t k = 0; k < n; k++) {
-        float *o = lm_cpu_at(f, op->out, i) + (size_t)k * h;
-        memset(o, 0, h * sizeof *o);
-        for (uint32_t j = 0; j < n; j++) f->k->axpy(o, c[j * n + k], a + (size_t)j * h, h);
-        for (uint32_t x = 0; op->mix.residual && x < h; x++) o[x] += a[(size_t)k * h + x];
+        float *ok = o + (size_t)k * h;
+        memset(ok, 0, h * sizeof *ok);
+        for (uint32_t j = 0; j < n; j++) f->k->axpy(ok, c[j * n + k], a + (size_t)j * h, h);
+        for (uint32_t x = 0; op->mix.residual && x < h; x++) ok[x] += a[(size_t)k * h + x];
     }
 }
-static void row_spread(const lm_cpu *f, const lm_op *op, uint32_t i, float *scratch) {
+static void row_spread(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
     const uint32_t n = op->mix.n, h = lm_cpu_width(f, op->b);
     const float *c = lm_cpu_at(f, op->c, i);
-    float *o = lm_cpu_at(f, op->out, i);
     memcpy(o, lm_cpu_at(f, op->a, i), (size_t)n * h * sizeof *o);
     for (uint32_t k = 0; k < n; k++) f->k->axpy(o + (size_t)k * h, c[k], lm_cpu_at(f, op->b, i), h);
 }
@@ -148,26 +140,69 @@ const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT] = {
     [LM_OP_SPARSIFY] = row_sparsify, [LM_OP_MATCH_RMS] = row_match_rms, [LM_OP_MIX] = row_mix,   [LM_OP_SPREAD] = row_spread,
 };
 
-/* Rows of a task: enough that handing it out costs little. */
+/* Rows of a task: enough that handing it out costs little. Those that are packed after go tile by tile. */
 #define TASK_FLOATS 8192u
+#define INLINE_FLOATS 32768u /* rows that the caller computes alone */
 typedef struct rows_job {
     const lm_cpu *f;
     const lm_op *op;
-    uint32_t per;
+    uint32_t n, per, K;
+    const lm_op *product; /* NULL: nothing is packed */
+    lm_int_lane lane;
+    bool local;
 } rows_job;
+static uint32_t local_floats(const lm_cpu *f, const lm_op *op) {
+    return lm_cpu_aux(f, op)->local ? (LM_INT_WIDEST * lm_cpu_width(f, op->out) + 15) & ~15u : 0;
+}
+static void rows_of(const rows_job *job, uint32_t i0, uint32_t i1, float *local, float *scratch) {
+    for (uint32_t i = i0; i < i1; i++)
+        for (const lm_op *op = job->op; op < job->op + job->n; op++)
+            lm_cpu_row_fns[op->kind](job->f, op, i, local && op == job->op + job->n - 1 ? local + (size_t)(i - i0) * job->K : lm_cpu_at(job->f, op->out, i),
+                                     scratch);
+}
 static void rows_task(void *ctx, uint32_t task, uint32_t thread) {
     const rows_job *job = ctx;
     const uint32_t i0 = task * job->per, i1 = job->f->n - i0 < job->per ? job->f->n : i0 + job->per;
-    for (uint32_t i = i0; i < i1; i++) lm_cpu_row_fns[job->op->kind](job->f, job->op, i, lm_cpu_scratch(job->f, thread));
+    rows_of(job, i0, i1, NULL, lm_cpu_scratch(job->f, thread));
 }
-void lm_cpu_rows(lm_cpu *f, const lm_op *op) {
-    const uint32_t width = lm_cpu_width(f, op->out);
-    rows_job job = {f, op, width >= TASK_FLOATS ? 1 : TASK_FLOATS / width};
-    lm_pool_run(f->d->pool, rows_task, &job, (f->n + job.per - 1) / job.per);
+static void packed_task(void *ctx, uint32_t task, uint32_t thread) {
+    const rows_job *job = ctx;
+    const lm_cpu *f = job->f;
+    const uint32_t i0 = lm_cpu_x_first(job->lane, f->n, task), i1 = lm_cpu_x_first(job->lane, f->n, task + 1);
+    float *mem = lm_cpu_scratch(f, thread), *local = job->local ? mem : NULL;
+    rows_of(job, i0, i1, local, mem + local_floats(f, job->product - 1));
+    if (!local) {
+        lm_cpu_x_pack(f, job->lane, f->val[job->product->a], job->K, NULL, f->n, task, job->K, f->shared);
+        return;
+    }
+    const float *src[LM_INT_WIDEST];
+    for (uint32_t i = i0; i < i1; i++) src[i - i0] = local + (size_t)(i - i0) * job->K;
+    lm_int_pack_rows(f->d->ik, job->lane, src, f->n, task, job->K, f->shared);
 }
+void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
+    const lm_op *last = op + n - 1;
+    const lm_cpu_op *aux = lm_cpu_aux(f, last);
+    rows_job job = {.f = f, .op = op, .n = n};
+    uint32_t width = 1;
+    for (uint32_t i = 0; i < n; i++) width = lm_cpu_width(f, op[i].out) > width ? lm_cpu_width(f, op[i].out) : width;
+    job.per = width >= TASK_FLOATS ? 1 : TASK_FLOATS / width;
+    lm_task_fn task = rows_task;
+    uint32_t tasks = (f->n + job.per - 1) / job.per;
+    const lm_int_lane lane = aux->packs ? lm_cpu_aux(f, last + 1)->lane : LM_INT_NONE;
+    if (aux->packs && !f->tapped && (f->n > 1 || lane != LM_INT_NONE)) {
+        job.product = last + 1, job.lane = lane, job.local = aux->local, job.K = lm_cpu_width(f, last->out);
+        f->in_shared = last->out, f->shared_lane = lane;
+        task = packed_task, tasks = lm_cpu_x_tiles(lane, f->n);
+    }
+    if ((uint64_t)f->n * width > INLINE_FLOATS)
+        lm_pool_run(f->d->pool, task, &job, tasks);
+    else
+        for (uint32_t i = 0; i < tasks; i++) task(&job, i, 0);
+}
+static uint32_t own_need(const lm_op *op) { return op->kind == LM_OP_EMBED ? LM_BLK * 16 : op->kind == LM_OP_ROPE ? op->rope.n_rot : 0; }
+/* An op of a run finds its scratch behind the rows that the run's last keeps there. */
 bool lm_cpu_rows_need(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
-    (void)f;
-    if (op->kind == LM_OP_EMBED) out->thread = LM_BLK * 16;
-    if (op->kind == LM_OP_ROPE) out->thread = op->rope.n_rot;
+    const lm_op *last = op + lm_cpu_aux(f, op)->run - 1;
+    out->thread = (uint64_t)own_need(op) + local_floats(f, last);
     return true;
 }

@@ -203,8 +203,11 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
             i += 2;
             continue;
         }
-        if (fns[op->kind]) fns[op->kind]->run(f, op);
-        else lm_cpu_rows(f, op);
+        const uint32_t n = r->tap ? 1 : lm_cpu_aux(f, op)->run;
+        if (!fns[op->kind]) lm_cpu_rows(f, op, n);
+        else if (op->kind == LM_OP_LINEAR) lm_cpu_run_products(f, op, n);
+        else fns[op->kind]->run(f, op);
+        i += n - 1;
         if (op->kind == LM_OP_EXPERTS || op->kind == LM_OP_MLA) f->in_shared = LM_NONE; /* they use the same memory */
         const lm_rows rows = {f->val[op->out], false, f->n, lm_cpu_width(f, op->out), f->row};
         if (r->tap && !r->tap(r->tap_ctx, f->p, op, &rows)) return lm_fail(err, LM_INTERRUPTED, "stopped by the tap at %s", op->name);
@@ -261,7 +264,7 @@ lm_status lm_cpu_run(lm_device *d, const lm_batch *b, const lm_run *r, lm_error 
     LM_TRY(check_batch(d, b, err));
     LM_TRY(check_tables(p, b, err));
     LM_TRY(reserve(p, b, err));
-    lm_cpu f = {.d = d, .k = d->k, .p = p, .b = b, .n = b->n_rows};
+    lm_cpu f = {.d = d, .k = d->k, .p = p, .b = b, .n = b->n_rows, .tapped = r->tap};
     for (uint32_t i = 0; i < b->n_seqs; i++) {
         const uint64_t len = (uint64_t)b->seq[i].pos0 + b->seq[i].n;
         f.max_len = len > f.max_len ? len : f.max_len;

@@ -236,90 +236,9 @@ static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint
     else
         tile_16(w, x, n_t, g, out, ld);
 }
-/* ---- activations -----------------------------------------------------------------------------------------------------------------*/
-LM_INLINE void put_quads(__m128i q, uint8_t *dst, size_t step) {
-    const uint32_t word[4] = {(uint32_t)_mm_extract_epi32(q, 0), (uint32_t)_mm_extract_epi32(q, 1), (uint32_t)_mm_extract_epi32(q, 2),
-                              (uint32_t)_mm_extract_epi32(q, 3)};
-    LM_UNROLL for (int j = 0; j < 4; j++) memcpy(dst + (size_t)j * step, &word[j], 4);
-}
-/* Σ of 16 signed bytes, for each half */
-LM_INLINE void sums(__m128i a, __m128i b, int32_t out[2]) {
-    const __m256i q = _mm256_xor_si256(_mm256_inserti128_si256(_mm256_castsi128_si256(a), b, 1), _mm256_set1_epi8(-128));
-    __m256i s = _mm256_sad_epu8(q, _mm256_setzero_si256());
-    s = _mm256_add_epi32(s, _mm256_shuffle_epi32(s, 0x4e));
-    out[0] = _mm_cvtsi128_si32(_mm256_castsi256_si128(s)) - 16 * 128;
-    out[1] = _mm_cvtsi128_si32(_mm256_extracti128_si256(s, 1)) - 16 * 128;
-}
-/* dst is the token's place in the block's first array; k: all lanes where the block is finite, else none */
-LM_INLINE void quantise_block(lm_int_lane lane, const float *x, __mmask16 k, float s, float dx, uint32_t w, uint8_t *dst) {
-    const __m512 scale = _mm512_set1_ps(s);
-    const __m512i v0 = _mm512_maskz_cvtps_epi32(k, _mm512_mul_ps(_mm512_loadu_ps(x), scale));
-    const __m512i v1 = _mm512_maskz_cvtps_epi32(k, _mm512_mul_ps(_mm512_loadu_ps(x + 16), scale));
-    const __m128i lo0 = _mm512_cvtepi32_epi8(v0), lo1 = _mm512_cvtepi32_epi8(v1);
-    int32_t sum[2];
-    sums(lo0, lo1, sum);
-    uint8_t *q = dst + 16 * w;
-    if (lane == LM_INT_8) {
-        put_quads(lo0, q, w * 4);
-        put_quads(lo1, q + w * 16, w * 4);
-    } else {
-        const __m512i half = _mm512_set1_epi32(128);
-        const __m128i hi0 = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(v0, half), 8));
-        const __m128i hi1 = _mm512_cvtepi32_epi8(_mm512_srai_epi32(_mm512_add_epi32(v1, half), 8));
-        int32_t high[2];
-        sums(hi0, hi1, high);
-        sum[0] += 256 * high[0], sum[1] += 256 * high[1];
-        put_quads(hi0, q, w * 8);
-        put_quads(hi1, q + w * 32, w * 8);
-        put_quads(lo0, q + w * 4, w * 8); /* v − 256·hi is v's low byte */
-        put_quads(lo1, q + w * 36, w * 8);
-    }
-    const int32_t all = sum[0] + sum[1], c = -128 * all, ca = -128 * sum[0];
-    const float sx = dx * (float)all;
-    memcpy(dst, &dx, 4);
-    memcpy(dst + 4 * w, &sx, 4);
-    memcpy(dst + 8 * w, &c, 4);
-    memcpy(dst + 12 * w, &ca, 4);
-    const float dh = -1.0f; /* lo is not left out */
-    if (lane != LM_INT_8) memcpy(dst + 80 * w, &dh, 4);
-}
-/* n ≤ 16 blocks of one token: their scales are divided out side by side. */
-LM_INLINE void quantise_blocks(lm_int_lane lane, const float *x, uint32_t n, uint32_t w, uint8_t *dst) {
-    int32_t most[16] = {0};
-    float s[16], dx[16];
-    const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
-    for (uint32_t b = 0; b < n; b++)
-        most[b] = _mm512_reduce_max_epi32(_mm512_max_epi32(_mm512_and_si512(_mm512_loadu_si512(x + 32 * b), magnitude),
-                                                           _mm512_and_si512(_mm512_loadu_si512(x + 32 * b + 16), magnitude)));
-    const __m512i bits = _mm512_loadu_si512(most);
-    const __m512 m = _mm512_castsi512_ps(bits), top = _mm512_set1_ps(lane == LM_INT_8 ? 127.0f : 32512.0f);
-    const __mmask16 finite = _mm512_cmplt_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
-    const __mmask16 some = finite & (__mmask16)~_mm512_cmp_ps_mask(m, _mm512_set1_ps(0x1p-100f), _CMP_LT_OQ);
-    _mm512_storeu_ps(s, _mm512_maskz_div_ps(some, top, m));
-    _mm512_storeu_ps(dx, _mm512_mask_mov_ps(_mm512_set1_ps(__builtin_nanf("")), finite, _mm512_maskz_div_ps(some, m, top)));
-    for (uint32_t b = 0; b < n; b++, dst += (size_t)w * lm_int_token(lane))
-        quantise_block(lane, x + 32 * b, finite >> b & 1 ? 0xffff : 0, s[b], dx[b], w, dst);
-}
-static void quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    if (lane == LM_INT_MIXED) {
-        lm_int_quantise_avx2(lane, x, w, K, dst);
-        return;
-    }
-    for (uint32_t b = 0; b < K / LM_INT_BLK; b += 16) {
-        const uint32_t n = K / LM_INT_BLK - b < 16 ? K / LM_INT_BLK - b : 16;
-        for (uint32_t t = 0; t < w; t++) {
-            uint8_t *to = dst + (size_t)b * w * lm_int_token(lane) + 4 * t;
-            if (lane == LM_INT_8)
-                quantise_blocks(LM_INT_8, x[t] + 32 * b, n, w, to);
-            else
-                quantise_blocks(LM_INT_16, x[t] + 32 * b, n, w, to);
-        }
-    }
-}
-
 LM_INLINE vi i_dp(vi acc, vi u, int32_t x) { return _mm512_dpbusd_epi32(acc, u, _mm512_set1_epi32(x)); }
 #define LM_DP_WIDE 1
 #include "kernels/body/int_gemv.h"
 
 const lm_int_kernels lm_int_vnni = {
-    .level = "vnni", .quantise = quantise, .unpack = LM_INT_UNPACK, .tile = tile, .gemv = LM_INT_GEMVS};
+    .level = "vnni", .quantise = lm_int_quantise_vnni, .unpack = LM_INT_UNPACK, .tile = tile, .gemv = LM_INT_GEMVS};
