@@ -3,24 +3,59 @@
  * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about
  * to be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs
  * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS of each kind (due at multiples of LM_PAGE; asked for) are
- * kept. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
+ * kept. Pages made at once stand in one extent of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
+ * other, before a prompt can begin. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
  */
 #include "backend/state_impl.h"
 #include <stdatomic.h>
 #include <string.h>
 
+typedef struct extent {
+    atomic_uint users; /* bufs in it, and whoever fills it */
+    uint8_t *p;
+    size_t size, used;
+} extent;
+#define EXTENT_LEAST ((uint64_t)2 << 20)
+
+static extent *extent_new(uint64_t bytes) {
+    extent *e = bytes <= SIZE_MAX ? lm_calloc(1, sizeof *e) : NULL;
+    if (!e) return NULL;
+    atomic_init(&e->users, 1);
+    e->size = (size_t)bytes;
+    if ((e->p = lm_pages_alloc(e->size, true))) return e;
+    lm_free(e);
+    return NULL;
+}
+static void extent_unref(extent *e) {
+    if (!e || atomic_fetch_sub_explicit(&e->users, 1, memory_order_acq_rel) != 1) return;
+    lm_pages_free(e->p, e->size);
+    lm_free(e);
+}
+
 struct lm_state_buf {
     atomic_uint refs;
-    uint8_t *data; /* 64-byte aligned, inside the same allocation */
+    uint8_t *data; /* 64-byte aligned, in the extent or else in the same allocation */
+    extent *in;
+    size_t bytes;
 };
+static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
 
-static lm_state_buf *buf_new(uint64_t bytes) {
+/* A zeroed buf, from an extent where there is one. */
+static lm_state_buf *buf_new(extent *e, uint64_t bytes) {
     uint64_t total;
     if (!lm_add(bytes, sizeof(lm_state_buf) + 63, &total) || total > SIZE_MAX) return NULL;
-    lm_state_buf *b = lm_calloc(1, (size_t)total);
+    lm_state_buf *b = lm_calloc(1, e ? sizeof *b : (size_t)total);
     if (!b) return NULL;
     atomic_init(&b->refs, 1);
-    b->data = (uint8_t *)(((uintptr_t)(b + 1) + 63) & ~(uintptr_t)63);
+    b->bytes = (size_t)bytes;
+    if (!e) {
+        b->data = (uint8_t *)(((uintptr_t)(b + 1) + 63) & ~(uintptr_t)63);
+        return b;
+    }
+    b->data = e->p + e->used;
+    e->used += (size_t)in_lines(bytes);
+    b->in = e;
+    atomic_fetch_add_explicit(&e->users, 1, memory_order_relaxed);
     return b;
 }
 static lm_state_buf *buf_ref(lm_state_buf *b) {
@@ -28,11 +63,14 @@ static lm_state_buf *buf_ref(lm_state_buf *b) {
     return b;
 }
 static void buf_unref(lm_state_buf *b) {
-    if (b && atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) == 1) lm_free(b);
+    if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
+    if (b->in) lm_pages_give_back(b->data, b->bytes); /* its neighbours may live long */
+    extent_unref(b->in);
+    lm_free(b);
 }
 static bool buf_shared(const lm_state_buf *b) { return atomic_load_explicit(&b->refs, memory_order_acquire) > 1; }
 static lm_state_buf *buf_copy(const lm_state_buf *b, uint64_t bytes) {
-    lm_state_buf *n = buf_new(bytes);
+    lm_state_buf *n = buf_new(NULL, bytes);
     if (n) memcpy(n->data, b->data, bytes);
     return n;
 }
@@ -142,17 +180,17 @@ static bool table_grow(lm_state_slot *t, uint32_t n) {
 }
 
 /* One slot's part of a reserve: what it needs is put in fresh[], index 0 for a block, page − from for a page. */
-static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, lm_state_buf **fresh) {
+static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, extent *e, lm_state_buf **fresh) {
     if (!lm_slot_paged(&t->desc)) {
         if (t->block && !buf_shared(t->block)) return true;
-        fresh[0] = t->block ? buf_copy(t->block, t->bytes) : buf_new(t->bytes);
+        fresh[0] = t->block ? buf_copy(t->block, t->bytes) : buf_new(NULL, t->bytes);
         return fresh[0] != NULL;
     }
     if (!table_grow(t, to)) return false;
     for (uint32_t i = from; i < to; i++) {
         lm_state_buf *old = i < t->n_pages ? t->page[i] : NULL;
         if (old && !buf_shared(old)) continue;
-        fresh[i - from] = old ? buf_copy(old, t->bytes) : buf_new(t->bytes);
+        fresh[i - from] = old ? buf_copy(old, t->bytes) : buf_new(e, t->bytes);
         if (!fresh[i - from]) return false;
     }
     return true;
@@ -172,6 +210,19 @@ static void slot_install(lm_state_slot *t, uint32_t from, uint32_t to, lm_state_
     }
 }
 
+/* Bytes of the pages [from, to) that are not there yet, each in whole lines; false on overflow */
+static bool missing_bytes(const lm_state *s, uint32_t from, uint32_t to, uint64_t *bytes) {
+    *bytes = 0;
+    for (uint32_t i = 0; i < s->n_slots; i++) {
+        const lm_state_slot *t = &s->slot[i];
+        uint64_t n = 0;
+        if (!lm_slot_paged(&t->desc)) continue;
+        for (uint32_t j = from; j < to; j++) n += j >= t->n_pages || !t->page[j];
+        if (t->bytes > UINT64_MAX - 63 || !lm_mul(in_lines(t->bytes), n, &n) || !lm_add(*bytes, n, bytes)) return false;
+    }
+    return true;
+}
+
 #define FEW 256
 lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
     if (n > UINT32_MAX - LM_PAGE - s->length)
@@ -180,12 +231,16 @@ lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
     uint32_t from = s->length / LM_PAGE, to = pages_for(s->length + n), per = to - from;
     lm_state_buf *few[FEW] = {NULL}, **fresh = few; /* decoding asks for a page of each slot and usually has it: nothing is allocated */
     if ((uint64_t)per * s->n_slots > FEW) fresh = lm_calloc((size_t)per * s->n_slots, sizeof *fresh);
-    bool ok = fresh != NULL;
-    for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, fresh + (size_t)i * per);
+    uint64_t missing;
+    bool ok = fresh && missing_bytes(s, from, to, &missing);
+    extent *e = ok && missing >= EXTENT_LEAST ? extent_new(missing) : NULL;
+    ok = ok && (e || missing < EXTENT_LEAST);
+    for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, e, fresh + (size_t)i * per);
     if (ok)
         for (uint32_t i = 0; i < s->n_slots; i++) slot_install(&s->slot[i], from, to, fresh + (size_t)i * per);
     else if (fresh)
         for (size_t i = 0; i < (size_t)per * s->n_slots; i++) buf_unref(fresh[i]);
+    extent_unref(e); /* what it is made of holds it now */
     if (fresh != few) lm_free(fresh);
     if (ok) return LM_OK;
     uint64_t bytes = 0;
@@ -338,12 +393,12 @@ void *lm_state_block(lm_state *s, uint32_t slot) {
     lm_state_slot *t = &s->slot[slot];
     if (lm_slot_paged(&t->desc)) return NULL;
     lm_state_buf *fresh = NULL;
-    if (!slot_stage(t, 0, 0, &fresh)) return NULL; /* only without a reserve before */
+    if (!slot_stage(t, 0, 0, NULL, &fresh)) return NULL; /* only without a reserve before */
     slot_install(t, 0, 0, &fresh);
     return t->block->data;
 }
 
-lm_state_buf *lm_state_buf_new(uint64_t bytes) { return buf_new(bytes); }
+lm_state_buf *lm_state_buf_new(uint64_t bytes) { return buf_new(NULL, bytes); }
 bool lm_state_table(lm_state_slot *t, uint32_t n) {
     if (!table_grow(t, n)) return false;
     while (t->n_pages < n) t->page[t->n_pages++] = NULL;

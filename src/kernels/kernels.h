@@ -94,6 +94,7 @@ typedef struct lm_kernels {
     /* in place: scores of a page's n visible keys to weights; returns m, *l the sum */
     float (*page_softmax)(float *s, uint32_t n, float scale, float softcap, float *l);
     void (*merge)(float *o, const float *page, float a, float b, uint32_t n); /* o = fma(page, b, o·a) */
+    void (*add)(float *y, const float *a, const float *b, uint32_t n);        /* y = a + b */
     void (*axpy)(float *y, float a, const float *x, uint32_t n);              /* y = fma(a, x, y) */
     /* y = ((x − mean)·s)·w + b as ((x − mean)·s), ·w, then fma when b; w, b may be NULL. mean 0 leaves x as it is. y may be x. */
     void (*normalise)(float *y, const float *x, float mean, float s, const float *w, const float *b, uint32_t n);
@@ -104,6 +105,8 @@ typedef struct lm_kernels {
     void (*decay)(float *y, const float *a, const float *neg_exp_a, const float *bias, uint32_t n); /* neg_exp_a · softplus(a + bias) */
     /* y0 = fma(x0, cos, −(x1·sin)), y1 = fma(x1, cos, x0·sin) over n pairs whose members lie n apart */
     void (*rope)(float *y0, float *y1, const float *x0, const float *x1, const float *cos, const float *sin, uint32_t n);
+    /* cos[j] and sin[j] of position·freq[j], in double, times factor */
+    void (*turns)(float *cos, float *sin, double position, const double *freq, double factor, uint32_t n);
     /* y[c] = bias + Σ_j w[j][c]·row[j][c], j ascending by fma from +0; bias may be NULL */
     void (*conv)(float *y, const float *const *row, const float *w, const float *bias, uint32_t taps, uint32_t n);
     /* One step of the gated delta rule: S ← S·decay; Δ = (v − Sᵀk)·beta; S ← fma(k, Δ, S); o = Sᵀ(q·q_scale); S is [dk][dv] */
@@ -142,9 +145,6 @@ size_t lm_product_scratch(uint32_t n_t);
 uint32_t lm_product_tasks(const lm_product *p);
 /* Task i of the product: up to LM_STRIP_GROUP strips by up to LM_TILE_GROUP tiles. Tasks are independent and may run in any order. */
 void lm_product_run(const lm_product *p, uint32_t i, float *scratch);
-
-/* sin and cos of x in double by Cody–Waite reduction, the same bits everywhere; |x| up to 2^30. */
-void lm_sincos(double x, double *s, double *c);
 
 extern const lm_kernels lm_kernels_c;
 #if defined(__x86_64__)

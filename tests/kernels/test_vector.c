@@ -1,6 +1,7 @@
 /* Every kernel beside the product: equal bits on every level, near a double reference, nothing touched outside its ranges (inputs and outputs end
  * at guard pages). maths: exp and what is built on it, over the whole useful range. */
 #include "kern.h"
+#include "kernels/body/sincos.h"
 
 static const lm_kernels *level[3];
 static uint32_t n_levels;
@@ -121,6 +122,18 @@ static void sines(void **state) {
     }
     printf("sincos: %.2g\n", most);
     assert_true(most < 4e-16);
+    for (int i = 0; i < 2000; i++) {
+        const double freq[5] = {1, 0.1 * kern_uniform(), 1e-3, 1e-5 * kern_uniform(), kern_uniform()}, at = floor(kern_uniform() * 1e6);
+        for (uint32_t l = 0; l < n_levels; l++) {
+            float cs[5], sn[5];
+            level[l]->turns(cs, sn, at, freq, 1.25, 5);
+            for (int j = 0; j < 5; j++) {
+                double s, c;
+                lm_sincos(at * freq[j], &s, &c);
+                assert_true(cs[j] == (float)(c * 1.25) && sn[j] == (float)(s * 1.25));
+            }
+        }
+    }
 }
 
 /* ---- rows -------------------------------------------------------------------------------------------------------------------------*/
@@ -231,11 +244,12 @@ static void softmax(void **state) {
 }
 
 /* The element-wise kernels: inputs a, b, c, d of n numbers, output n. */
-typedef enum which { MERGE, AXPY, NORMAL, NORMAL_W, NORMAL_B, NORMAL_WB, GATED_SILU, GATED_OAI, SOFTCAP, DECAY, ROPE, CONV, LAST } which;
+typedef enum which { MERGE, ADD, AXPY, NORMAL, NORMAL_W, NORMAL_B, NORMAL_WB, GATED_SILU, GATED_OAI, SOFTCAP, DECAY, ROPE, CONV, LAST } which;
 static void call(const lm_kernels *k, which w, float *y, const float *a, const float *b, const float *c, const float *d, uint32_t n) {
     const float *const rows[3] = {a, b, c};
     switch (w) {
     case MERGE: k->merge(y, a, 0.7f, 0.3f, n); break;
+    case ADD: k->add(y, a, b, n); break;
     case AXPY: k->axpy(y, 0.7f, a, n); break;
     case NORMAL: k->normalise(y, a, 0, 1.3f, NULL, NULL, n); break;
     case NORMAL_W: k->normalise(y, a, 0, 1.3f, b, NULL, n); break;
@@ -254,6 +268,7 @@ static double expect(which w, const float *y, const float *a, const float *b, co
     const uint32_t h = n / 2, t = n / 3;
     switch (w) {
     case MERGE: return x * 0.3f + (double)y[i] * 0.7f;
+    case ADD: return x + u;
     case AXPY: return 0.7f * x + y[i];
     case NORMAL: return x * 1.3f;
     case NORMAL_W: return x * 1.3f * u;

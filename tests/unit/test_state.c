@@ -359,11 +359,53 @@ static void no_memory(void **state) {
     lm_state_free(f);
 }
 
+/* Pages of 0.75 and 1 MiB: those made at once share an extent, and each can go while its neighbours stay. */
+static void extents(void **state) {
+    (void)state;
+    lm_cache_slot many[3] = {{LM_CACHE_KV, 3, 64, 64, 0}, {LM_CACHE_KV, 4, 64, 64, WINDOW}, {LM_CACHE_DELTA, 2, 2, 3, 0}};
+    lm_program p = {.arch = "test", .slot = many, .n_slots = 2};
+    lm_state *s = fresh(&p), *f = NULL;
+    lm_error err;
+    for (uint64_t at = 1;; at++) {
+        lm_alloc_fail_after(at);
+        lm_status st = lm_state_reserve(s, 600, &err);
+        lm_alloc_fail_after(0);
+        if (st == LM_OK) {
+            assert_int_equal(at, 9); /* the extent, its memory, 6 bufs, and a call more; the tables are there from the tries before */
+            break;
+        }
+        assert_int_equal(st, LM_NOMEM);
+        assert_null(lm_state_keys(s, 0, 0, 0));
+        assert_null(lm_state_keys(s, 1, 2, 3));
+    }
+    const size_t page = (size_t)3 * 256 * 128 * sizeof(double), page1 = page / 3 * 4;
+    assert_ptr_equal((uint8_t *)lm_state_keys(s, 0, 1, 0), (uint8_t *)lm_state_keys(s, 0, 0, 0) + page);
+    assert_int_equal((uintptr_t)lm_state_keys(s, 1, 2, 0) % 64, 0);
+    grow(s, &p, 600, 0);
+    holds(s, &p, 0, 600, 0);
+    assert_int_equal(lm_state_bytes(s), 3 * (page + page1));
+    assert_int_equal(lm_state_fork(s, &f, &err), LM_OK);
+    assert_int_equal(lm_state_truncate(s, 200, &err), LM_OK); /* the fork holds the rest */
+    holds(s, &p, 0, 200, 0);
+    grow(s, &p, 500, 0.5);
+    holds(s, &p, 0, 200, 0);
+    holds(s, &p, 200, 700, 0.5);
+    holds(f, &p, 0, 600, 0);
+    lm_state_free(s);
+    holds(f, &p, 0, 600, 0);
+    assert_int_equal(lm_state_truncate(f, 300, &err), LM_OK);
+    holds(f, &p, 0, 300, 0);
+    for (uint32_t n = 0; n < 5; n++) grow(f, &p, 200, 0); /* pages leave the window one by one */
+    holds(f, &p, 0, 1300, 0);
+    assert_null(lm_state_keys(f, 1, 0, 0));
+    lm_state_free(f);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages),       cmocka_unit_test(truncation), cmocka_unit_test(window),     cmocka_unit_test(forks),
         cmocka_unit_test(checkpoints), cmocka_unit_test(saved),      cmocka_unit_test(saved_long), cmocka_unit_test(no_memory),
-        cmocka_unit_test(tiled),
+        cmocka_unit_test(tiled),       cmocka_unit_test(extents),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

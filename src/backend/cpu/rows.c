@@ -27,9 +27,7 @@ static void row_scale(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, fl
 }
 static void row_add(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    const uint32_t n = lm_cpu_width(f, op->out);
-    const float *a = lm_cpu_at(f, op->a, i), *b = lm_cpu_at(f, op->b, i);
-    for (uint32_t j = 0; j < n; j++) o[j] = a[j] + b[j];
+    f->k->add(o, lm_cpu_at(f, op->a, i), lm_cpu_at(f, op->b, i), lm_cpu_width(f, op->out));
 }
 static void row_mul(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
@@ -67,7 +65,7 @@ static void row_rope(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, flo
     const float *cs = f->cos[op->rope.rope] + (size_t)f->row[i] * half, *sn = f->sin[op->rope.rope] + (size_t)f->row[i] * half;
     const float *a = lm_cpu_at(f, op->a, i);
     float *x0 = scratch, *x1 = x0 + half;
-    memcpy(o, a, width * sizeof *o);
+    if (width != op->rope.heads * op->rope.n_rot) memcpy(o, a, width * sizeof *o); /* what does not turn */
     for (uint32_t h = 0; h < op->rope.heads; h++) {
         const size_t at = (size_t)h * op->rope.head_dim + op->rope.offset;
         if (!op->rope.interleaved) {

@@ -124,13 +124,7 @@ static void rope_task(void *ctx, uint32_t row, uint32_t thread) {
     for (uint32_t i = 0; i < f->p->n_ropes; i++) {
         const lm_rope *r = &f->p->rope[i];
         const double *freq = r->border && f->b->seq[f->seq[row]].length > r->border ? r->inv_freq_long : r->inv_freq;
-        float *c = f->cos[i] + (size_t)row * r->n_pairs, *s = f->sin[i] + (size_t)row * r->n_pairs;
-        for (uint32_t j = 0; j < r->n_pairs; j++) {
-            double sn, cs;
-            lm_sincos((double)f->pos[row] * freq[j], &sn, &cs);
-            c[j] = (float)(cs * r->factor);
-            s[j] = (float)(sn * r->factor);
-        }
+        f->k->turns(f->cos[i] + (size_t)row * r->n_pairs, f->sin[i] + (size_t)row * r->n_pairs, f->pos[row], freq, r->factor, r->n_pairs);
     }
 }
 

@@ -1,4 +1,5 @@
 /* Sums, attention, norms and the element-wise kernels over sixteen virtual lanes. */
+#include "kernels/body/sincos.h"
 
 #define LM_FOR16(i, n) for (uint32_t i = 0; i < (n); i += 16)
 LM_INLINE uint32_t lm_left(uint32_t n, uint32_t i) { return n - i < 16 ? n - i : 16; }
@@ -132,6 +133,12 @@ static void k_merge(float *o, const float *page, float a, float b, uint32_t n) {
 }
 
 /* ---- rows ------------------------------------------------------------------------------------------------------------------------*/
+static void k_add(float *y, const float *a, const float *b, uint32_t n) {
+    LM_FOR16(i, n) {
+        const uint32_t left = lm_left(n, i);
+        v_put(y + i, v_add(v_get(a + i, left), v_get(b + i, left)), left);
+    }
+}
 static void k_axpy(float *y, float a, const float *x, uint32_t n) {
     LM_FOR16(i, n) {
         uint32_t left = lm_left(n, i);
@@ -214,6 +221,14 @@ static void k_decay(float *y, const float *a, const float *neg_exp_a, const floa
         v_put(y + i, v_mul(v_get(neg_exp_a + i, left), v_softplus(s)), left);
     }
 }
+static void k_turns(float *cs, float *sn, double position, const double *freq, double factor, uint32_t n) {
+    for (uint32_t j = 0; j < n; j++) {
+        double s, c;
+        lm_sincos(position * freq[j], &s, &c);
+        cs[j] = (float)(c * factor);
+        sn[j] = (float)(s * factor);
+    }
+}
 static void k_rope(float *y0, float *y1, const float *x0, const float *x1, const float *cs, const float *sn, uint32_t n) {
     LM_FOR16(i, n) {
         uint32_t left = lm_left(n, i);
@@ -266,6 +281,6 @@ static void k_delta(float *S, const float *q, const float *k, const float *v, fl
         .attend_n = LM_ATTEND_N, .attend = {attend_f32, attend_f16, attend_bf16, attend_q8_0}, \
         .store = {store_f32, store_f16, store_bf16, store_q8_0}, \
         .sum = k_sum, .sum_squares = k_sum_squares, .dots = k_dots, .accumulate = k_accumulate, .page_softmax = k_page_softmax, .merge = k_merge, \
-        .axpy = k_axpy, .normalise = k_normalise, .exp = k_exp, .act = k_act, .gated = k_gated, .softcap = k_softcap, .decay = k_decay, \
-        .rope = k_rope, .conv = k_conv, .delta = k_delta, \
+        .add = k_add, .axpy = k_axpy, .normalise = k_normalise, .exp = k_exp, .act = k_act, .gated = k_gated, .softcap = k_softcap, .decay = k_decay, \
+        .rope = k_rope, .turns = k_turns, .conv = k_conv, .delta = k_delta, \
     }

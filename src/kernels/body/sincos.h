@@ -1,9 +1,8 @@
-/* sin and cos in double: Cody–Waite reduction by π/2 in three parts with fused steps (exact by IEEE, so the same bits on every CPU), then the
+/* sin and cos of x in double, |x| up to 2^30, included by each level: Cody–Waite reduction by π/2 in three parts with fused steps (exact by IEEE, so the same bits on every CPU), then the
  * Taylor polynomials on |r| ≤ π/4, whose first dropped terms are below 2^-57. */
-#include "kernels/kernels.h"
 #include <math.h>
 
-void lm_sincos(double x, double *s, double *c) {
+static inline void lm_sincos(double x, double *s, double *c) {
     const double magic = 0x1.8p52; /* adding it rounds to an integer, to nearest even */
     double n = fma(x, 0x1.45f306dc9c883p-1, magic) - magic;
     double r = fma(n, -0x1.921fb54442d18p+0, x);
