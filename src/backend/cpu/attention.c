@@ -143,8 +143,9 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
 static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
     const attend *a = ctx;
     const lm_cpu *f = a->f;
-    /* the last rows of a prompt see the most: they go first, so that no thread ends with a long task of its own */
-    const uint32_t kv = task % a->op->attn.kv_heads, block = a->blocks - 1 - task / a->op->attn.kv_heads;
+    /* head by head, whose keys and values then stay near; of each the last rows of a prompt first, since they see the most: no thread ends with a
+     * long task of its own */
+    const uint32_t kv = task / a->blocks, block = a->blocks - 1 - task % a->blocks;
     uint32_t row = block * a->rows_per_task, end = f->n - row < a->rows_per_task ? f->n : row + a->rows_per_task;
     while (row < end) {
         const lm_seq *s = &f->b->seq[f->seq[row]];
