@@ -28,7 +28,9 @@ static void params(lm_b *b) {
     bool scaled = lm_cfg_bool(b, "scale_attn_weights", NULL, true),
          by_layer = lm_cfg_bool(b, "scale_attn_by_inverse_layer_idx", NULL, false);
     lm_cfg_expect_bool(b, "add_cross_attention", NULL, false);
+    h->kv_heads = h->heads; /* GPT-2 knows no groups, whatever the config says */
     for (uint32_t l = 0; l < h->n_layers; l++) {
+        h->layer[l].kv_heads = h->layer[l].heads;
         h->layer[l].scale = (scaled ? 1.0 / sqrt((double)h->head_dim) : 1.0) / (by_layer ? l + 1 : 1);
         h->layer[l].ffn = h->ffn;
     }
