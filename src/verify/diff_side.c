@@ -12,13 +12,15 @@ static bool ends_in(const char *s, const char *end) {
     return n >= m && !strcmp(s + n - m, end);
 }
 
-/* By its bytes, whatever its name: a length, then a JSON object. */
-static bool is_safetensors(const char *path) {
+/* By its bytes, whatever its name: a length, then a JSON object. A file that can't be read is none: whoever opens it next says why. */
+static lm_status is_safetensors(const char *path, bool *yes, lm_error *err) {
     lm_map m;
-    if (!lm_is_file(path) || lm_map_open(path, &m, NULL) != LM_OK) return false;
-    const bool yes = m.size > 8 && m.data[8] == '{' && memcmp(m.data, "GGUF", 4);
+    *yes = false;
+    const lm_status st = lm_is_file(path) ? lm_map_open(path, &m, err) : LM_IO;
+    if (st != LM_OK) return st == LM_NOMEM ? st : LM_OK;
+    *yes = m.size > 8 && m.data[8] == '{' && memcmp(m.data, "GGUF", 4);
     lm_map_close(&m);
-    return yes;
+    return LM_OK;
 }
 
 /* The longest start of spec, up to two ":suffixes" left off, that exists. */
@@ -46,7 +48,8 @@ lm_status lm_side_parse(lm_diff *d, int side, const char *spec, lm_error *err) {
     *s = (lm_side){.letter = (char)('A' + side), .spec = spec, .about = ""};
     if (lm_side_is_server(spec)) return lm_side_parse_server(d, s, err);
     LM_TRY(split(d, s, suffix, &n, err));
-    s->is_trace = !lm_is_dir(s->path) && (ends_in(s->path, ".safetensors") || is_safetensors(s->path));
+    s->is_trace = ends_in(s->path, ".safetensors") && !lm_is_dir(s->path);
+    if (!s->is_trace) LM_TRY(is_safetensors(s->path, &s->is_trace, err));
     const char *lane = s->is_trace ? suffix[0] : suffix[1];
     if (s->is_trace && n > 1) return lm_fail_at(err, LM_USAGE, spec, LM_NO_OFFSET, NULL, "a trace takes one suffix, its lane");
     if (!s->is_trace && n && !lm_backend_by_name(suffix[0]))

@@ -146,7 +146,7 @@ static void test_quant_failures(void **state) {
     assert_true(q->same_bits && q->n_parts == 38);
     lm_quant_free(q);
     assert_true(calls > 500);
-    for (uint64_t n = 1; n <= calls; n += n < 400 ? 37 : 61) { /* wherever memory runs out, swaps too, nothing is left behind */
+    for (uint64_t n = 1; n <= calls; n += n < 400 ? 3 : 7) { /* wherever memory runs out, swaps too, nothing is left behind */
         q = NULL;
         lm_alloc_fail_after(n);
         const lm_status st = lm_quant_run(&o, LM_QUANT_TENSOR, &q, &err);
