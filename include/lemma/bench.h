@@ -25,7 +25,7 @@ typedef struct lm_machine {
 typedef struct lm_bench_config {
     const char *arch, *lane, *device; /* "llama", "f32", "cpu f32 avx512 2 threads" */
     uint32_t threads;
-    double load_s;         /* opening, repacking included */
+    double load_s;         /* opening, repacking included; once for all lanes and threads that keep weights alike */
     uint64_t weight_bytes; /* of the tensors that the program reads, as stored */
     bool cached;           /* they fit the largest cache: read bandwidth is no limit, and a share of it may pass 1 */
 } lm_bench_config;

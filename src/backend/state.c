@@ -3,60 +3,36 @@
  * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about
  * to be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs
  * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS of each kind (due at multiples of LM_PAGE; asked for) are
- * kept. Pages made at once stand in one extent of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
+ * kept. Pages made at once stand in one slab of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
  * other, before a prompt can begin. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
  */
 #include "backend/state_impl.h"
 #include <stdatomic.h>
 #include <string.h>
 
-typedef struct extent {
-    atomic_uint users; /* bufs in it, and whoever fills it */
-    uint8_t *p;
-    size_t size, used;
-} extent;
-#define EXTENT_LEAST ((uint64_t)2 << 20)
-
-static extent *extent_new(uint64_t bytes) {
-    extent *e = bytes <= SIZE_MAX ? lm_calloc(1, sizeof *e) : NULL;
-    if (!e) return NULL;
-    atomic_init(&e->users, 1);
-    e->size = (size_t)bytes;
-    if ((e->p = lm_pages_alloc(e->size, true))) return e;
-    lm_free(e);
-    return NULL;
-}
-static void extent_unref(extent *e) {
-    if (!e || atomic_fetch_sub_explicit(&e->users, 1, memory_order_acq_rel) != 1) return;
-    lm_pages_free(e->p, e->size);
-    lm_free(e);
-}
+#define SLAB_LEAST ((uint64_t)2 << 20) /* of pages made at once: a huge page */
 
 struct lm_state_buf {
     atomic_uint refs;
-    uint8_t *data; /* 64-byte aligned, in the extent or else in the same allocation */
-    extent *in;
+    uint8_t *data; /* 64-byte aligned, in the slab or else in the same allocation */
+    lm_slab *in;
     size_t bytes;
 };
 static uint64_t in_lines(uint64_t bytes) { return (bytes + 63) & ~(uint64_t)63; }
 
-/* A zeroed buf, from an extent where there is one. */
-static lm_state_buf *buf_new(extent *e, uint64_t bytes) {
+/* A zeroed buf, from a slab where there is one. */
+static lm_state_buf *buf_new(lm_slab *slab, uint64_t bytes) {
     uint64_t total;
     if (!lm_add(bytes, sizeof(lm_state_buf) + 63, &total) || total > SIZE_MAX) return NULL;
-    lm_state_buf *b = lm_calloc(1, e ? sizeof *b : (size_t)total);
+    lm_state_buf *b = lm_calloc(1, slab ? sizeof *b : (size_t)total);
     if (!b) return NULL;
     atomic_init(&b->refs, 1);
     b->bytes = (size_t)bytes;
-    if (!e) {
-        b->data = (uint8_t *)(((uintptr_t)(b + 1) + 63) & ~(uintptr_t)63);
-        return b;
-    }
-    b->data = e->p + e->used;
-    e->used += (size_t)in_lines(bytes);
-    b->in = e;
-    atomic_fetch_add_explicit(&e->users, 1, memory_order_relaxed);
-    return b;
+    b->in = slab;
+    b->data = slab ? lm_slab_take(slab, b->bytes) : (uint8_t *)(((uintptr_t)(b + 1) + 63) & ~(uintptr_t)63);
+    if (b->data) return b;
+    lm_free(b);
+    return NULL;
 }
 static lm_state_buf *buf_ref(lm_state_buf *b) {
     if (b) atomic_fetch_add_explicit(&b->refs, 1, memory_order_relaxed);
@@ -64,8 +40,7 @@ static lm_state_buf *buf_ref(lm_state_buf *b) {
 }
 static void buf_unref(lm_state_buf *b) {
     if (!b || atomic_fetch_sub_explicit(&b->refs, 1, memory_order_acq_rel) != 1) return;
-    if (b->in) lm_pages_give_back(b->data, b->bytes); /* its neighbours may live long */
-    extent_unref(b->in);
+    if (b->in) lm_slab_free(b->in, b->data, b->bytes);
     lm_free(b);
 }
 static bool buf_shared(const lm_state_buf *b) { return atomic_load_explicit(&b->refs, memory_order_acquire) > 1; }
@@ -180,7 +155,7 @@ static bool table_grow(lm_state_slot *t, uint32_t n) {
 }
 
 /* One slot's part of a reserve: what it needs is put in fresh[], index 0 for a block, page − from for a page. */
-static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, extent *e, lm_state_buf **fresh) {
+static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, lm_slab *slab, lm_state_buf **fresh) {
     if (!lm_slot_paged(&t->desc)) {
         if (t->block && !buf_shared(t->block)) return true;
         fresh[0] = t->block ? buf_copy(t->block, t->bytes) : buf_new(NULL, t->bytes);
@@ -190,7 +165,7 @@ static bool slot_stage(lm_state_slot *t, uint32_t from, uint32_t to, extent *e, 
     for (uint32_t i = from; i < to; i++) {
         lm_state_buf *old = i < t->n_pages ? t->page[i] : NULL;
         if (old && !buf_shared(old)) continue;
-        fresh[i - from] = old ? buf_copy(old, t->bytes) : buf_new(e, t->bytes);
+        fresh[i - from] = old ? buf_copy(old, t->bytes) : buf_new(slab, t->bytes);
         if (!fresh[i - from]) return false;
     }
     return true;
@@ -233,14 +208,14 @@ lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
     if ((uint64_t)per * s->n_slots > FEW) fresh = lm_calloc((size_t)per * s->n_slots, sizeof *fresh);
     uint64_t missing;
     bool ok = fresh && missing_bytes(s, from, to, &missing);
-    extent *e = ok && missing >= EXTENT_LEAST ? extent_new(missing) : NULL;
-    ok = ok && (e || missing < EXTENT_LEAST);
-    for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, e, fresh + (size_t)i * per);
+    lm_slab *slab = ok && missing >= SLAB_LEAST && missing <= SIZE_MAX ? lm_slab_create((size_t)missing) : NULL;
+    ok = ok && (slab || missing < SLAB_LEAST);
+    for (uint32_t i = 0; ok && i < s->n_slots; i++) ok = slot_stage(&s->slot[i], from, to, slab, fresh + (size_t)i * per);
     if (ok)
         for (uint32_t i = 0; i < s->n_slots; i++) slot_install(&s->slot[i], from, to, fresh + (size_t)i * per);
     else if (fresh)
         for (size_t i = 0; i < (size_t)per * s->n_slots; i++) buf_unref(fresh[i]);
-    extent_unref(e); /* what it is made of holds it now */
+    lm_slab_leave(&slab); /* its pages hold it now */
     if (fresh != few) lm_free(fresh);
     if (ok) return LM_OK;
     uint64_t bytes = 0;

@@ -98,11 +98,23 @@ void lm_pages_give_back(void *p, size_t bytes) {
 
 struct lm_slab {
     uint8_t *p;
-    size_t size, used, users; /* users: blocks, and whoever fills it */
+    size_t size, used;
+    atomic_uint users; /* blocks, and its maker */
 };
 
+static size_t in_lines(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+lm_slab *lm_slab_create(size_t bytes) {
+    lm_slab *s = bytes <= PTRDIFF_MAX ? lm_calloc(1, sizeof *s) : NULL;
+    if (!s) return NULL;
+    s->size = in_lines(bytes);
+    atomic_init(&s->users, 1);
+    if ((s->p = lm_pages_alloc(s->size, true))) return s;
+    lm_free(s);
+    return NULL;
+}
 static void slab_drop(lm_slab *s) {
-    if (--s->users) return;
+    if (atomic_fetch_sub_explicit(&s->users, 1, memory_order_acq_rel) != 1) return;
     lm_pages_free(s->p, s->size);
     lm_free(s);
 }
@@ -110,36 +122,29 @@ void lm_slab_leave(lm_slab **at) {
     if (*at) slab_drop(*at);
     *at = NULL;
 }
-static lm_slab *slab_create(size_t size) {
-    lm_slab *s = lm_calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->size = size;
-    if ((s->p = lm_pages_alloc(size, true))) return s;
-    lm_free(s);
-    return NULL;
-}
-void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
-    if (bytes > PTRDIFF_MAX) return NULL;
-    const size_t n = (bytes + 63) & ~(size_t)63;
-    const bool alone = n > SLAB_BYTES / 2;
-    lm_slab *s = *at;
-    if (alone || !s || n > s->size - s->used) {
-        if (!(s = slab_create(alone ? n : SLAB_BYTES))) return NULL;
-        if (!alone) {
-            lm_slab_leave(at);
-            *at = s;
-            s->users = 1;
-        }
-    }
+void *lm_slab_take(lm_slab *s, size_t bytes) {
+    if (bytes > PTRDIFF_MAX || in_lines(bytes) > s->size - s->used) return NULL;
     uint8_t *p = s->p + s->used;
-    s->used += n;
-    s->users++;
-    *of = s;
+    s->used += in_lines(bytes);
+    atomic_fetch_add_explicit(&s->users, 1, memory_order_relaxed);
     return p;
 }
-void lm_slab_free(lm_slab *of, void *p, size_t bytes) {
+void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
+    const bool alone = bytes > SLAB_BYTES / 2;
+    void *p = *at && !alone ? lm_slab_take(*at, bytes) : NULL;
+    if (p) return *of = *at, p;
+    lm_slab *s = lm_slab_create(alone ? bytes : SLAB_BYTES);
+    if (!s) return NULL;
+    p = lm_slab_take(s, bytes);
+    *of = s;
+    if (alone) return slab_drop(s), p;
+    lm_slab_leave(at);
+    *at = s;
+    return p;
+}
+void lm_slab_free(lm_slab *s, void *p, size_t bytes) {
     lm_pages_give_back(p, bytes); /* what is not given back now goes with the slab */
-    slab_drop(of);
+    slab_drop(s);
 }
 
 /* ---- arena ------------------------------------------------------------------------------------------------------------------- */

@@ -36,14 +36,17 @@ void *lm_pages_alloc(size_t bytes, bool huge);
 void lm_pages_free(void *p, size_t bytes);
 void lm_pages_give_back(void *p, size_t bytes); /* the whole pages in it go back to the system, and are zero when touched again */
 
-/* Huge pages shared by blocks that live about as long. Alone, a block has small pages, which are read more slowly, past its last whole huge
- * one, or throughout where it is small. *at is the slab that blocks are taken from, NULL at first; a full one gives way to a new one, and
- * each lives until its last block is freed and lm_slab_leave has let go of the one being filled. A block is zeroed and 64-byte aligned; *of
- * is its slab. NULL when out of memory. Not thread-safe. */
+/* Huge pages shared by blocks that live about as long. Alone, a block has small pages, which are read more slowly and cost a fault each,
+ * past its last whole huge one, or throughout where it is small. A slab lives until its last block is freed and its maker has left it.
+ * A block is zeroed and 64-byte aligned, and takes whole lines of 64 bytes. Blocks are taken by one thread at a time, and freed by any. */
 typedef struct lm_slab lm_slab;
+lm_slab *lm_slab_create(size_t bytes);                 /* NULL when out of memory */
+void *lm_slab_take(lm_slab *s, size_t bytes);          /* NULL when there is no room left in it */
+void lm_slab_free(lm_slab *s, void *p, size_t bytes);  /* whole pages go back to the system at once */
+void lm_slab_leave(lm_slab **at);                      /* by its maker; *at is NULL afterwards, and may be before */
+/* A block of any size, *of its slab: from *at (NULL at first), or from a new one that takes its place; a large one has a slab of its own.
+ * NULL when out of memory. */
 void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of);
-void lm_slab_free(lm_slab *of, void *p, size_t bytes); /* whole pages go back to the system at once */
-void lm_slab_leave(lm_slab **at);
 
 /* A growing arena: allocations live until the arena is destroyed. Not thread-safe. */
 typedef struct lm_arena lm_arena;

@@ -173,16 +173,25 @@ static lm_status machine(bench *b, bool after, lm_error *err) {
     return LM_OK;
 }
 
-static lm_status config(bench *b, const char *model, const char *lane, uint32_t threads, lm_error *err) {
+static lm_rig_options options(const lm_bench_options *o, uint32_t lane, uint32_t threads) {
+    return (lm_rig_options){.cpu_level = o->cpu_level,
+                            .lane = o->n_lanes ? o->lane[lane] : NULL,
+                            .kv = o->kv,
+                            .threads = o->n_threads ? o->threads[threads] : 0,
+                            .progress = o->progress,
+                            .progress_ctx = o->progress_ctx,
+                            .interrupted = o->interrupted,
+                            .interrupted_ctx = o->interrupted_ctx};
+}
+
+static lm_status config(bench *b, uint32_t lane, uint32_t threads, lm_error *err) {
     const lm_bench_options *o = b->o;
-    const lm_rig_options ro = {o->cpu_level, lane, o->kv, threads, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
-    LM_TRY(lm_rig_open(model, &ro, &b->rig, err));
-    lm_status st = machine(b, false, err);
-    for (uint32_t i = 0; st == LM_OK && i < o->n_prompts; i++) st = prefill(b, o->prompt[i], err);
-    for (uint32_t i = 0; st == LM_OK && o->predict && i < o->n_depths; i++) st = decode_at(b, o->depth[i], err);
-    if (st == LM_OK) st = machine(b, true, err);
-    lm_rig_close(&b->rig);
-    return st;
+    const lm_rig_options ro = options(o, lane, threads);
+    if (lane || threads) LM_TRY(lm_rig_change(&b->rig, &ro, err));
+    LM_TRY(machine(b, false, err));
+    for (uint32_t i = 0; i < o->n_prompts; i++) LM_TRY(prefill(b, o->prompt[i], err));
+    for (uint32_t i = 0; o->predict && i < o->n_depths; i++) LM_TRY(decode_at(b, o->depth[i], err));
+    return machine(b, true, err);
 }
 
 static lm_status check(const lm_bench_options *o, lm_error *err) {
@@ -201,28 +210,28 @@ static lm_status check(const lm_bench_options *o, lm_error *err) {
     return LM_OK;
 }
 
-/* What a later lane refuses (its weights, say) is said before the lanes in front of it are measured. */
-static lm_status try_lanes(const char *model, const lm_bench_options *o, lm_error *err) {
-    for (uint32_t i = 1; i < o->n_lanes; i++) {
-        const lm_rig_options ro = {o->cpu_level, o->lane[i], o->kv, 1, o->progress, o->progress_ctx, o->interrupted, o->interrupted_ctx};
-        lm_rig rig;
-        LM_TRY(lm_rig_open(model, &ro, &rig, err));
-        lm_rig_close(&rig);
+/* From the last lane to the first: what one of them refuses (the weights, say) is said before any is measured. */
+static lm_status open_rig(bench *b, const char *model, lm_error *err) {
+    uint32_t lane = b->o->n_lanes ? b->o->n_lanes - 1 : 0;
+    lm_rig_options ro = options(b->o, lane, 0);
+    LM_TRY(lm_rig_open(model, &ro, &b->rig, err));
+    while (lane) {
+        ro = options(b->o, --lane, 0);
+        LM_TRY(lm_rig_change(&b->rig, &ro, err));
     }
     return LM_OK;
 }
 
 lm_status lm_bench(const char *model, const lm_bench_options *o, lm_error *err) {
     LM_TRY(check(o, err));
-    LM_TRY(try_lanes(model, o, err));
     double *v = lm_calloc((size_t)6 * o->repeats, sizeof *v);
     if (!v) return lm_fail_nomem(err, "the samples", 6 * o->repeats * sizeof *v);
     const size_t n = o->repeats;
     bench b = {.o = o, .rate = v, .compute = v + n, .read = v + 2 * n, .read_all = v + 3 * n, .peak = v + 4 * n, .read_gbs = v + 5 * n};
-    lm_status st = LM_OK;
+    lm_status st = open_rig(&b, model, err);
     for (uint32_t l = 0; st == LM_OK && l < (o->n_lanes ? o->n_lanes : 1); l++)
-        for (uint32_t t = 0; st == LM_OK && t < (o->n_threads ? o->n_threads : 1); t++)
-            st = config(&b, model, o->n_lanes ? o->lane[l] : NULL, o->n_threads ? o->threads[t] : 0, err);
+        for (uint32_t t = 0; st == LM_OK && t < (o->n_threads ? o->n_threads : 1); t++) st = config(&b, l, t, err);
+    lm_rig_close(&b.rig);
     lm_free(v);
     return st;
 }

@@ -5,8 +5,8 @@
 
 #define SEED UINT64_C(0x6c656d6d61)
 
-lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, lm_error *err) {
-    const lm_engine_options eo = {
+static lm_engine_options engine_options(const lm_rig_options *o) {
+    return (lm_engine_options){
         .backend = "cpu",
         .fast = true,
         .device = {.threads = o->threads, .lane = o->lane, .kv = o->kv, .cpu_level = o->cpu_level},
@@ -14,29 +14,50 @@ lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, l
         .interrupted = o->interrupted,
         .interrupted_ctx = o->interrupted_ctx,
     };
+}
+
+/* What goes with the engine's device; a meter of as many threads is kept. */
+static lm_status equip(lm_rig *r, uint32_t threads, double load, lm_error *err) {
+    if (r->meter && r->config.threads != threads) {
+        lm_meter_free(r->meter);
+        r->meter = NULL;
+    }
+    if (!r->meter) LM_TRY(lm_meter_create(threads, &r->meter, err));
+    lm_worker_free(&r->worker);
+    LM_TRY(lm_worker_create(r->engine, &r->worker, err));
+    uint32_t files;
+    r->config = (lm_bench_config){
+        .arch = r->engine->arch->name,
+        .lane = r->engine->opt.device.lane ? r->engine->opt.device.lane : r->engine->backend->lanes[0],
+        .device = r->engine->backend->describe(r->engine->device),
+        .threads = threads,
+        .load_s = load,
+    };
+    lm_engine_touched(r->engine, &files, &r->config.weight_bytes);
+    r->config.cached = r->config.weight_bytes <= lm_meter_cache(r->meter);
+    return LM_OK;
+}
+
+lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, lm_error *err) {
+    const lm_engine_options eo = engine_options(o);
     lm_rig r = {0};
-    const uint32_t threads = o->threads ? o->threads : lm_physical_cores();
     const double start = lm_now();
     LM_TRY(lm_engine_open(model, &eo, &r.engine, err));
-    const double load = lm_now() - start;
-    lm_status s = lm_meter_create(threads, &r.meter, err);
-    if (s == LM_OK) s = lm_worker_create(r.engine, &r.worker, err);
+    const lm_status s = equip(&r, o->threads ? o->threads : lm_physical_cores(), lm_now() - start, err);
     if (s != LM_OK) {
         lm_rig_close(&r);
         return s;
     }
-    uint32_t files;
-    r.config = (lm_bench_config){
-        .arch = r.engine->arch->name,
-        .lane = r.engine->opt.device.lane ? r.engine->opt.device.lane : r.engine->backend->lanes[0],
-        .device = r.engine->backend->describe(r.engine->device),
-        .threads = threads,
-        .load_s = load,
-    };
-    lm_engine_touched(r.engine, &files, &r.config.weight_bytes);
-    r.config.cached = r.config.weight_bytes <= lm_meter_cache(r.meter);
     *out = r;
     return LM_OK;
+}
+
+lm_status lm_rig_change(lm_rig *r, const lm_rig_options *o, lm_error *err) {
+    const lm_engine_options eo = engine_options(o);
+    const double start = lm_now();
+    bool kept;
+    LM_TRY(lm_engine_change(r->engine, &eo, &kept, err));
+    return equip(r, o->threads ? o->threads : lm_physical_cores(), kept ? r->config.load_s : lm_now() - start, err);
 }
 
 void lm_rig_close(lm_rig *r) {

@@ -18,6 +18,8 @@ typedef struct lm_rig_options {
     void *interrupted_ctx;
 } lm_rig_options;
 lm_status lm_rig_open(const char *model, const lm_rig_options *o, lm_rig *out, lm_error *err);
+/* The same model by other options. Weights that are packed alike stay: config.load_s is of the time that they were loaded. */
+lm_status lm_rig_change(lm_rig *r, const lm_rig_options *o, lm_error *err);
 void lm_rig_close(lm_rig *r); /* zeros are fine */
 
 /* The id at a position of a sequence: the same in every run, different in every sequence. */

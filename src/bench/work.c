@@ -36,7 +36,10 @@ lm_status lm_worker_create(const lm_engine *e, lm_worker *out, lm_error *err) {
     *out = w;
     return LM_OK;
 }
-void lm_worker_free(lm_worker *w) { lm_free(w->kind); }
+void lm_worker_free(lm_worker *w) {
+    lm_free(w->kind);
+    w->kind = NULL;
+}
 
 /* ---- one op -----------------------------------------------------------------------------------------------------------------------*/
 static double row_bytes(const lm_weight *w) { return (double)w->cols / w->type->block * w->type->bytes; }

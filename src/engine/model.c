@@ -55,7 +55,7 @@ static bool has_blocks(const lm_program *p) {
         if (!p->weight[i].type->is_float) return true;
     return false;
 }
-static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_error *err) {
+static lm_status make_device(lm_engine *e, const lm_engine_options *opt, lm_error *err) {
     e->opt = opt ? *opt : (lm_engine_options){0};
     const char *name = e->opt.backend ? e->opt.backend : "cpu";
     e->backend = lm_backend_by_name(name);
@@ -69,7 +69,7 @@ static lm_status open_device(lm_engine *e, const lm_engine_options *opt, lm_erro
             return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, e->program->op[i].name,
                               "backend %s can't compute this op (%s) in lane %.40s", name, lm_op_name(e->program->op[i].kind),
                               e->opt.device.lane ? e->opt.device.lane : e->backend->lanes[0]);
-    return upload_all(e, err);
+    return LM_OK;
 }
 
 lm_status lm_engine_open(const char *path, const lm_engine_options *opt, lm_engine **out, lm_error *err) {
@@ -78,7 +78,8 @@ lm_status lm_engine_open(const char *path, const lm_engine_options *opt, lm_engi
     e->owner = true;
     lm_status s = lm_source_open(path, &e->src, err);
     if (s == LM_OK) s = lm_arch_build(e->src, &e->program, &e->arch, &e->skipped, &e->n_skipped, err);
-    if (s == LM_OK) s = open_device(e, opt, err);
+    if (s == LM_OK) s = make_device(e, opt, err);
+    if (s == LM_OK) s = upload_all(e, err);
     if (s != LM_OK) {
         lm_error_set_file(err, path);
         lm_engine_close(e);
@@ -96,13 +97,28 @@ lm_status lm_engine_share(const lm_engine *from, const lm_engine_options *opt, l
     e->arch = from->arch;
     e->skipped = from->skipped;
     e->n_skipped = from->n_skipped;
-    lm_status s = open_device(e, opt, err);
+    lm_status s = make_device(e, opt, err);
+    if (s == LM_OK) s = upload_all(e, err);
     if (s != LM_OK) {
         lm_engine_close(e);
         return s;
     }
     *out = e;
     return LM_OK;
+}
+
+lm_status lm_engine_change(lm_engine *e, const lm_engine_options *opt, bool *kept, lm_error *err) {
+    const lm_backend *b = e->backend;
+    lm_device *old = e->device;
+    if (e->swap) LM_TRY(lm_engine_swap(e, NULL, NULL, NULL, err));
+    e->device = NULL;
+    lm_status s = make_device(e, opt, err);
+    *kept = s == LM_OK && e->backend == b && b->inherit && b->inherit(e->device, old);
+    b->destroy(old);
+    if (*kept) return e->backend->configure(e->device, e->program, e->handle, err);
+    lm_free(e->handle);
+    e->handle = NULL;
+    return s == LM_OK ? upload_all(e, err) : s;
 }
 
 void lm_engine_close(lm_engine *e) {

@@ -39,6 +39,10 @@ lm_status lm_engine_open(const char *path, const lm_engine_options *opt, lm_engi
  * program belong to the first, which must outlive the others. */
 lm_status lm_engine_share(const lm_engine *e, const lm_engine_options *opt, lm_engine **out, lm_error *err);
 void lm_engine_close(lm_engine *e);
+/* e in another lane, at another level, with other threads: its weights stay where they are if the new device keeps them as the old one did
+ * (*kept), and are let go and uploaded anew if not. No session of e may exist, nor another engine's device stand on it. After a failure e is
+ * only to be closed. */
+lm_status lm_engine_change(lm_engine *e, const lm_engine_options *opt, bool *kept, lm_error *err);
 /* Do two weights read the same rows of the same tensors? (A tied head and its embedding do.) */
 bool lm_weight_same_rows(const lm_weight *a, const lm_weight *b);
 /* Another model's weights in the place of some of e's own, until the next call. `other` is the same program over other files, and outlives

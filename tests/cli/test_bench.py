@@ -50,6 +50,7 @@ def bench_lanes():
     check("a config per lane and thread count", [(x["lane"], x["threads"]) for x in d["results"][::2]] == [("f32", 1), ("f32", 2), ("i8", 1), ("i8", 2)], str(d)[:300])
     check("lanes do the same work", len({x["ops"] for x in d["results"][::2]}) == 1)
     check("limits of each", len(d["limits"]) == 8)
+    check("lanes that pack weights alike share them", len({x["load_s"] for x in d["limits"]}) == 1, str(d["limits"]))
     text = good("bench", LLAMA, "-p", 8, *QUICK, "--cpu-level", "c")
     check("the table says lane, threads, level, limits", all(s in text for s in ("lane f32, 1 thread: cpu f32 c 1 thread", "limits before", "limits after", "GOPS", "GB/s", "prefill 8",
                                                                               "decode 4 at 0, batch 1", "of peak", "cached")), text)

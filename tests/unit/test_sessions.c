@@ -211,6 +211,52 @@ static void grown(bench *b) {
     lm_session_free(s);
 }
 
+/* One engine at another level with other threads keeps its weights; in a lane that packs them otherwise, and back, it doesn't: the same bits. */
+static void changed(bench *b) {
+    const bool cpu = strstr(b->what, " on cpu") != NULL;
+    const lm_device_options way[] = {{.threads = 3, .cpu_level = cpu ? "c" : NULL}, {.threads = 1, .lane = cpu ? "bf16" : NULL}, {.threads = 2}};
+    const uint32_t n = b->n < 40 ? b->n : 40;
+    if (b->border) return; /* fewer tokens have the other longrope set */
+    for (uint32_t i = 0; i < sizeof way / sizeof *way; i++) {
+        lm_error err = {0};
+        const lm_engine_options o = {.backend = cpu ? "cpu" : "f64", .device = way[i]};
+        bool kept = !cpu;
+        const uint64_t bytes = b->e->backend->memory(b->e->device);
+        const lm_status st = lm_engine_change(b->e, &o, &kept, &err);
+        if (i == 1 && st == LM_UNSUPPORTED) return; /* of weights of other types */
+        must(b, "change", st, &err);
+        if (kept != (cpu && !i)) fail_msg("%s: change %u %s the weights", b->what, i, kept ? "kept" : "did not keep");
+        if (!i && b->e->backend->memory(b->e->device) != bytes) fail_msg("%s: other threads, other memory", b->what);
+        if (i == 1 && cpu) continue;
+        lm_session *s = fresh(b, 0);
+        forget(b);
+        eval_ids(b, s, b->id, 0, n, 0, b->got);
+        same(b, 0, n, "change", i);
+        lm_session_free(s);
+    }
+}
+
+/* A change that fails at any allocation leaves an engine that can be closed. */
+static void change_fails(void **state) {
+    (void)state;
+    const char *const lane[] = {"i8", "bf16", "f33"};
+    for (uint32_t l = 0; l < 3; l++)
+        for (uint64_t n = 1, failed = 1; failed; n++) {
+            bench b = {.what = "llama"};
+            lm_error err = {0};
+            lm_engine_options o = {.backend = "cpu", .device = {.threads = 2}};
+            must(&b, "open", lm_engine_open("tests/fixtures/llama", &o, &b.e, &err), &err);
+            bool kept;
+            o.device.lane = lane[l];
+            lm_alloc_fail_after(n);
+            const lm_status st = lm_engine_change(b.e, &o, &kept, &err);
+            lm_alloc_fail_after(0);
+            failed = st == LM_NOMEM;
+            if (!failed && st != (l == 2 ? LM_UNSUPPORTED : LM_OK)) fail_msg("lane %s: %s", lane[l], err.message);
+            lm_engine_close(b.e);
+        }
+}
+
 /* A step of decoding allocates nothing, unless it opens a page of the cache. */
 static void allocates_nothing(bench *b) {
     if (strstr(b->what, " on f64") || b->n < 60 || b->border) return; /* the arbiter dequantizes as it goes; a border rebuilds the cache */
@@ -257,11 +303,13 @@ static void forked_and_diverged(void **state) { (void)state; each(forked); }
 static void truncated_and_refilled(void **state) { (void)state; each(truncated); }
 static void without_allocation(void **state) { (void)state; each(allocates_nothing); }
 static void over_the_border(void **state) { (void)state; each(grown); }
+static void device_changed(void **state) { (void)state; each(changed); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_chunks),           cmocka_unit_test(saved_and_restored), cmocka_unit_test(forked_and_diverged),
         cmocka_unit_test(truncated_and_refilled), cmocka_unit_test(over_the_border),  cmocka_unit_test(without_allocation),
+        cmocka_unit_test(device_changed),      cmocka_unit_test(change_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -359,8 +359,8 @@ static void no_memory(void **state) {
     lm_state_free(f);
 }
 
-/* Pages of 0.75 and 1 MiB: those made at once share an extent, and each can go while its neighbours stay. */
-static void extents(void **state) {
+/* Pages of 0.75 and 1 MiB: those made at once share a slab, and each can go while its neighbours stay. */
+static void slabs(void **state) {
     (void)state;
     lm_cache_slot many[3] = {{LM_CACHE_KV, 3, 64, 64, 0}, {LM_CACHE_KV, 4, 64, 64, WINDOW}, {LM_CACHE_DELTA, 2, 2, 3, 0}};
     lm_program p = {.arch = "test", .slot = many, .n_slots = 2};
@@ -371,7 +371,7 @@ static void extents(void **state) {
         lm_status st = lm_state_reserve(s, 600, &err);
         lm_alloc_fail_after(0);
         if (st == LM_OK) {
-            assert_int_equal(at, 9); /* the extent, its memory, 6 bufs, and a call more; the tables are there from the tries before */
+            assert_int_equal(at, 9); /* the slab, its memory, 6 bufs, and a call more; the tables are there from the tries before */
             break;
         }
         assert_int_equal(st, LM_NOMEM);
@@ -405,7 +405,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pages),       cmocka_unit_test(truncation), cmocka_unit_test(window),     cmocka_unit_test(forks),
         cmocka_unit_test(checkpoints), cmocka_unit_test(saved),      cmocka_unit_test(saved_long), cmocka_unit_test(no_memory),
-        cmocka_unit_test(tiled),       cmocka_unit_test(extents),
+        cmocka_unit_test(tiled),       cmocka_unit_test(slabs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -79,6 +79,19 @@ static lm_status upload(lm_device *d, const lm_weight *w, uint32_t *id, lm_error
 static void release(lm_device *d, uint32_t id) {
     if (id < d->n_uploaded) lm_packed_free(&d->uploaded[id]);
 }
+/* Every lane but bf16 has weights packed by their type alone, at every level. */
+static bool inherit(lm_device *d, lm_device *from) {
+    if (!d->bf16 != !from->bf16) return false;
+    d->slab = from->slab;
+    d->uploaded = from->uploaded;
+    d->n_uploaded = from->n_uploaded;
+    d->cap_uploaded = from->cap_uploaded;
+    from->slab = NULL;
+    from->uploaded = NULL;
+    from->n_uploaded = from->cap_uploaded = 0;
+    reset(from);
+    return true;
+}
 static bool supports(const lm_device *d, const lm_op *op) {
     (void)d;
     return (unsigned)op->kind < LM_OP_COUNT;
@@ -99,6 +112,7 @@ const lm_backend lm_backend_cpu = {
     .upload = upload,
     .release = release,
     .reset = reset,
+    .inherit = inherit,
     .supports = supports,
     .configure = lm_cpu_configure,
     .cache = cache,
