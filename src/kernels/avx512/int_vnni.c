@@ -111,6 +111,24 @@ LM_INLINE void add_block(part p, int H, bool min, const lm_int_plane *w, const u
     else
         block_2(p, min, w->q + (size_t)b * 1024, d, m, x, acc);
 }
+/* Whether a token of the part has low bytes in this block (lane mixed) */
+LM_INLINE bool any_low(part p, const uint8_t *x) {
+    const __m256i dh = _mm256_maskz_loadu_epi32((__mmask8)((1u << p.T) - 1), x + 80 * p.W + 4 * p.t0);
+    return _mm256_movepi32_mask(dh) != 0;
+}
+/* A block with low bytes. Both bytes of more than four tokens do not fit the registers, so those go by halves; the sums take the way over memory,
+ * not to burden the loop that calls this now and then. */
+LM_INLINE void add_loud(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, __m512 acc[2][6]) {
+    const part first = {p.T > 4 ? 3 : p.T, p.W, p.t0, 2, false}, rest = {p.T > 4 ? p.T - 3 : 0, p.W, p.t0 + 3, 2, false};
+    __m512 part_acc[2][6];
+    LM_UNROLL for (int i = 0; i < 2; i++) LM_UNROLL for (int t = 0; t < first.T; t++) part_acc[i][t] = acc[i][t];
+    add_block(first, H, min, w, x, b, part_acc);
+    LM_UNROLL for (int i = 0; i < 2; i++) LM_UNROLL for (int t = 0; t < first.T; t++) acc[i][t] = part_acc[i][t];
+    if (!rest.T) return;
+    LM_UNROLL for (int i = 0; i < 2; i++) LM_UNROLL for (int t = 0; t < rest.T; t++) part_acc[i][t] = acc[i][3 + t];
+    add_block(rest, H, min, w, x, b, part_acc);
+    LM_UNROLL for (int i = 0; i < 2; i++) LM_UNROLL for (int t = 0; t < rest.T; t++) acc[i][3 + t] = part_acc[i][t];
+}
 LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
     /* Rows come from the shared cache where K is large: i8's blocks are over soonest. Kinds with two scales read them twice, the second time near. */
     const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 84), ahead = p.P == 1 && H == 1 ? 4608 : 2304;
@@ -119,7 +137,10 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
     for (uint32_t s = 0, n = 0;;) {
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             LM_UNROLL for (size_t i = 0; i < step; i += 64) __builtin_prefetch(x + b * step + i + ahead);
-            add_block(p, H, min, w, x + b * step, b, acc);
+            if (p.high && __builtin_expect(any_low(p, x + b * step), 0))
+                add_loud(p, H, min, w, x + b * step, b, acc);
+            else
+                add_block(p, H, min, w, x + b * step, b, acc);
         }
         for (uint32_t j = g->joins[s]; j > 0; j--, n--)
             LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) acc[i][t] =
@@ -134,96 +155,49 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
     LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++)
         _mm512_storeu_ps(out + (size_t)(p.t0 + t) * ld + 16 * i, acc[i][t]);
 }
-/* Blocks [b, end) into the sums at out, which stay in registers in between. */
-LM_INLINE void blocks(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, uint32_t end, float out[6][32]) {
-    const size_t step = (size_t)p.W * 84;
-    __m512 acc[2][6];
-    LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) acc[i][t] = _mm512_loadu_ps(&out[p.t0 + t][16 * i]);
-    for (; b < end; b++) add_block(p, H, min, w, x + b * step, b, acc);
-    LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++) _mm512_storeu_ps(&out[p.t0 + t][16 * i], acc[i][t]);
-}
-/* Whether a token of the part has low bytes in this block */
-LM_INLINE bool any_low(part p, const uint8_t *x) {
-    int32_t any = 0, dh;
-    LM_UNROLL for (int t = 0; t < p.T; t++) {
-        memcpy(&dh, x + 80 * p.W + 4 * (p.t0 + t), 4);
-        any |= dh;
-    }
-    return any < 0;
-}
-/* A segment of lane mixed: runs of blocks without low bytes, and single blocks with them. Both bytes of more than four tokens do not fit the
- * registers, so those go by halves. */
-LM_INLINE void mixed_segment(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, uint32_t stop, float out[6][32]) {
-    const part high = {p.T, p.W, p.t0, 2, true};
-    const part first = {p.T > 4 ? 3 : p.T, p.W, p.t0, 2, false}, rest = {p.T > 4 ? p.T - 3 : 0, p.W, p.t0 + 3, 2, false};
-    const size_t step = (size_t)p.W * 84;
-    while (b < stop) {
-        uint32_t end = b;
-        while (end < stop && !any_low(p, x + end * step)) end++;
-        if (end > b)
-            blocks(high, H, min, w, x, b, end, out);
-        else {
-            blocks(first, H, min, w, x, b, ++end, out);
-            if (rest.T) blocks(rest, H, min, w, x, b, end, out);
-        }
-        b = end;
-    }
-}
-LM_INLINE void mixed_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    float sum[LM_INT_WAITING + 1][6][32]; /* those that wait, then the segment's */
-    uint32_t n = 0;
-    for (uint32_t s = 0; s < g->n; s++, n++) {
-        memset(sum[n], 0, sizeof sum[n]);
-        mixed_segment(p, H, min, w, x, g->bound[s], g->bound[s + 1], sum[n]);
-        for (uint32_t j = g->joins[s]; j > 0; j--, n--)
-            LM_UNROLL for (int t = p.t0; t < p.t0 + p.T; t++) LM_UNROLL for (int i = 0; i < 32; i += 16)
-                _mm512_storeu_ps(&sum[n - 1][t][i], _mm512_add_ps(_mm512_loadu_ps(&sum[n - 1][t][i]), _mm512_loadu_ps(&sum[n][t][i])));
-    }
-    LM_UNROLL for (int t = p.t0; t < p.t0 + p.T; t++) memcpy(out + (size_t)t * ld, sum[0][t], sizeof sum[0][t]);
-}
-/* Kinds with two scales take a tile of W tokens as A and W − A. */
-#define LM_TILE_KIND(PART, W, P, A) \
+/* Kinds with two scales take a tile of W tokens as A and W − A; HIGH: lane mixed. */
+#define LM_TILE_KIND(W, P, HIGH, A) \
     case W: \
         if (w->halves == 1 && !w->has_min) \
-            PART((part){W, W, 0, P, false}, 1, false, w, x, g, out, ld); \
+            tile_part((part){W, W, 0, P, HIGH}, 1, false, w, x, g, out, ld); \
         else if (w->halves == 1) \
-            PART((part){W, W, 0, P, false}, 1, true, w, x, g, out, ld); \
+            tile_part((part){W, W, 0, P, HIGH}, 1, true, w, x, g, out, ld); \
         else if (!w->has_min) { \
-            PART((part){A, W, 0, P, false}, 2, false, w, x, g, out, ld); \
-            if (W > A) PART((part){W - A, W, A, P, false}, 2, false, w, x, g, out, ld); \
+            tile_part((part){A, W, 0, P, HIGH}, 2, false, w, x, g, out, ld); \
+            if (W > A) tile_part((part){W - A, W, A, P, HIGH}, 2, false, w, x, g, out, ld); \
         } else { \
-            PART((part){A, W, 0, P, false}, 2, true, w, x, g, out, ld); \
-            if (W > A) PART((part){W - A, W, A, P, false}, 2, true, w, x, g, out, ld); \
+            tile_part((part){A, W, 0, P, HIGH}, 2, true, w, x, g, out, ld); \
+            if (W > A) tile_part((part){W - A, W, A, P, HIGH}, 2, true, w, x, g, out, ld); \
         } \
         break;
 static void tile_8(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
-        LM_TILE_KIND(tile_part, 1, 1, 1)
-        LM_TILE_KIND(tile_part, 2, 1, 2)
-        LM_TILE_KIND(tile_part, 3, 1, 3)
-        LM_TILE_KIND(tile_part, 4, 1, 4)
-        LM_TILE_KIND(tile_part, 5, 1, 5)
-        LM_TILE_KIND(tile_part, 6, 1, 6)
+        LM_TILE_KIND(1, 1, false, 1)
+        LM_TILE_KIND(2, 1, false, 2)
+        LM_TILE_KIND(3, 1, false, 3)
+        LM_TILE_KIND(4, 1, false, 4)
+        LM_TILE_KIND(5, 1, false, 5)
+        LM_TILE_KIND(6, 1, false, 6)
     default: break;
     }
 }
 static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
-        LM_TILE_KIND(tile_part, 1, 2, 1)
-        LM_TILE_KIND(tile_part, 2, 2, 2)
-        LM_TILE_KIND(tile_part, 3, 2, 3)
-        LM_TILE_KIND(tile_part, 4, 2, 4)
+        LM_TILE_KIND(1, 2, false, 1)
+        LM_TILE_KIND(2, 2, false, 2)
+        LM_TILE_KIND(3, 2, false, 3)
+        LM_TILE_KIND(4, 2, false, 4)
     default: break;
     }
 }
 static void tile_mixed(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
     switch (n_t) {
-        LM_TILE_KIND(mixed_part, 1, 2, 1)
-        LM_TILE_KIND(mixed_part, 2, 2, 2)
-        LM_TILE_KIND(mixed_part, 3, 2, 3)
-        LM_TILE_KIND(mixed_part, 4, 2, 2)
-        LM_TILE_KIND(mixed_part, 5, 2, 3)
-        LM_TILE_KIND(mixed_part, 6, 2, 3)
+        LM_TILE_KIND(1, 2, true, 1)
+        LM_TILE_KIND(2, 2, true, 2)
+        LM_TILE_KIND(3, 2, true, 3)
+        LM_TILE_KIND(4, 2, true, 4)
+        LM_TILE_KIND(5, 2, true, 5)
+        LM_TILE_KIND(6, 2, true, 6)
     default: break;
     }
 }
