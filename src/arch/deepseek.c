@@ -87,6 +87,10 @@ static void moe(lm_b *b) {
         if (m.group == LM_GROUP_NONE && strcmp(method, "greedy"))
             lm_graph_fail(&b->g, LM_UNSUPPORTED, "topk_method", "'%.40s' is not known to lemma", method);
     }
+    if (m.topk_groups > m.groups)
+        lm_graph_fail(&b->g, LM_RANGE, "topk_group", "is %u; there are %u groups", m.topk_groups, m.groups);
+    if (v2 && m.group == LM_GROUP_MAX && !lm_cfg_has(b, "topk_group", NULL))
+        lm_graph_fail(&b->g, LM_FORMAT, "topk_group", "is missing from the model's config");
     if (m.group == LM_GROUP_NONE) m.groups = m.topk_groups = 1;
     h->moe = m;
     uint32_t dense = lm_cfg_u32(b, "first_k_dense_replace", "leading_dense_block_count", v2 ? 0 : 3, 0, 512);
@@ -136,6 +140,9 @@ static void params(lm_b *b) {
     m->scale = mscale * mscale / sqrt((double)(m->nope + m->rope));
     if (mscale != 1.0) lm_graph_trait(&b->g, 1, "yarn softmax scale × %.4f", mscale * mscale);
     lm_graph_trait(&b->g, 1, "latent attention, rank %u", m->rank);
+    if (is(b, "deepseek_v3") && !b->gguf) lm_cfg_expect_bool(b, "rope_interleave", NULL, true);
+    if (!b->gguf && h->kv_heads != h->heads)
+        lm_graph_fail(&b->g, LM_FORMAT, "num_key_value_heads", "is %u of %u heads; latent attention has as many", h->kv_heads, h->heads);
     if (!v2) lm_cfg_expect_str(b, "topk_method", NULL, "noaux_tc");
     if (!b->gguf) lm_cfg_expect_str(b, "scoring_func", NULL, v2 ? "softmax" : "sigmoid");
     moe(b);
@@ -299,6 +306,7 @@ static void to_gguf(lm_b *b) {
 const lm_arch lm_arch_deepseek_v2 = {
     .name = "deepseek_v2",
     .model_types = (const char *const[]){"deepseek_v2", NULL},
+    .nullable = "head_dim|q_lora_rank|n_group|topk_group|scoring_func",
     .gguf = "deepseek2",
     .to_gguf = to_gguf,
     .names = names,
@@ -309,6 +317,7 @@ const lm_arch lm_arch_deepseek_v2 = {
 const lm_arch lm_arch_deepseek_v3 = {
     .name = "deepseek_v3",
     .model_types = (const char *const[]){"deepseek_v3", NULL},
+    .nullable = "q_lora_rank|topk_method|scoring_func",
     .gguf = "deepseek2",
     .to_gguf = to_gguf,
     .gguf_alias = true,
@@ -320,6 +329,7 @@ const lm_arch lm_arch_deepseek_v3 = {
 const lm_arch lm_arch_deepseek_v32 = {
     .name = "deepseek_v32",
     .model_types = (const char *const[]){"deepseek_v32", NULL},
+    .nullable = "topk_method|scoring_func",
     .names = names,
     .ignored = ignored,
     .params = params,
@@ -328,6 +338,7 @@ const lm_arch lm_arch_deepseek_v32 = {
 const lm_arch lm_arch_glm_moe_dsa = {
     .name = "glm_moe_dsa",
     .model_types = (const char *const[]){"glm_moe_dsa", NULL},
+    .nullable = "topk_method|scoring_func",
     .gguf = "glm-dsa",
     .to_gguf = to_gguf,
     .names = names,

@@ -40,9 +40,7 @@ static void params3(lm_b *b) {
     lm_hparams *h = &b->hp;
     common(b, 6, 62);
     h->final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
-    if (!b->gguf && lm_cfg_has(b, "rope_scaling.type", NULL) && !lm_cfg_has(b, "rope_scaling.rope_type", NULL))
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling.type", "is a spelling that %s in transformers passes over: call it rope_type",
-                      b->arch->name);
+    lm_gemma_rope_spelling(b);
     if (!b->gguf && lm_cfg_has(b, "rope_parameters.rope_theta|rope_parameters.rope_type", NULL))
         lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_parameters", "is one set for every layer; %s has one for full_attention, one for sliding_attention",
                       b->arch->name);

@@ -71,6 +71,7 @@ static void sparsity(lm_b *b, gemma3n *o) {
 }
 
 static void ropes(lm_b *b) {
+    lm_gemma_rope_spelling(b);
     lm_hparams *h = &b->hp;
     bool nested = lm_cfg_has(b,
                              "rope_parameters.full_attention.rope_type|rope_parameters.full_attention.rope_theta|rope_parameters.sliding_"

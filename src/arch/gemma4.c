@@ -211,6 +211,7 @@ static void to_gguf(lm_b *b) {
 const lm_arch lm_arch_gemma4 = {
     .name = "gemma4",
     .model_types = (const char *const[]){"gemma4_text", "gemma4", NULL},
+    .nullable = "num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
     .gguf = "gemma4",
     .names = names,
     .qk_norm = LM_QK_HEAD,
@@ -226,6 +227,7 @@ const lm_arch lm_arch_gemma4 = {
 const lm_arch lm_arch_gemma4_unified = {
     .name = "gemma4_unified",
     .model_types = (const char *const[]){"gemma4_unified_text", "gemma4_unified", NULL},
+    .nullable = "num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
     .gguf = "gemma4",
     .gguf_alias = true,
     .names = names,

@@ -29,6 +29,7 @@ static void params(lm_b *b) {
                          .act = LM_ACT_SWIGLU_OAI,
                          .limit = lm_cfg_f64(b, "swiglu_limit", NULL, 7.0),
                          .alpha = lm_cfg_f64(b, "swiglu_alpha", NULL, 1.702)};
+    if (!(h->moe.limit > 0.0)) lm_graph_fail(&b->g, LM_RANGE, "swiglu_limit", "is %g; it must be above 0", h->moe.limit);
     h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, true);
 }
 

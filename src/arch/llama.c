@@ -48,6 +48,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_llama = {
     .name = "llama",
     .model_types = (const char *const[]){"llama", NULL},
+    .nullable = "head_dim",
     .gguf = "llama",
     .gguf_permuted_qk = true,
     .bf16 = {.known = true, .norm_cast_first = true},
@@ -56,6 +57,7 @@ const lm_arch lm_arch_llama = {
 const lm_arch lm_arch_mistral = {
     .name = "mistral",
     .model_types = (const char *const[]){"mistral", NULL},
+    .nullable = "head_dim|sliding_window",
     .gguf = "llama",
     .gguf_alias = true,
     .gguf_permuted_qk = true,
@@ -65,6 +67,7 @@ const lm_arch lm_arch_mistral = {
 const lm_arch lm_arch_mixtral = {
     .name = "mixtral",
     .model_types = (const char *const[]){"mixtral", NULL},
+    .nullable = "head_dim|sliding_window",
     .gguf = "llama",
     .gguf_alias = true,
     .gguf_permuted_qk = true,

@@ -14,6 +14,8 @@ static void params(lm_b *b) {
     if (!b->gguf && !h->max_position) h->max_position = 4096; /* the class default; longrope's scale is a ratio of it */
     lm_rope_spec s = lm_rope_read(b, NULL, 1e4, 1.0);
     if (!strcmp(s.type, "su") || !strcmp(s.type, "yarn")) s.type = "longrope";
+    if (!b->gguf && strcmp(s.type, "longrope") && strcmp(s.type, "default"))
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling", "'%.40s' is nothing that phi3 in transformers knows", s.type);
     /* the class's own key wins over one inside rope_scaling */
     if (!b->gguf) s.original = lm_cfg_u32(b, "original_max_position_embeddings", NULL, s.original ? s.original : 4096, 1, INT32_MAX);
     for (uint32_t l = 0; l < h->n_layers && lm_graph_ok(&b->g); l++) lm_rope_layer(b, l, &s);
@@ -45,6 +47,7 @@ static lm_val ffn(lm_b *b, uint32_t l, lm_val x) {
 const lm_arch lm_arch_phi3 = {
     .name = "phi3",
     .model_types = (const char *const[]){"phi3", NULL},
+    .nullable = "sliding_window|attention_bias",
     .gguf = "phi3",
     .names = names,
     .partial_rope = true,

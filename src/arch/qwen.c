@@ -7,8 +7,8 @@ static void windows(lm_b *b, bool everywhere) {
     bool on = lm_cfg_bool(b, "use_sliding_window", NULL, false);
     uint32_t w = lm_cfg_u32(b, "sliding_window", "attention.sliding_window", 4096, 0, INT32_MAX);
     uint32_t from = lm_cfg_u32(b, "max_window_layers", NULL, 28, 0, INT32_MAX);
-    bool listed = lm_cfg_has(b, "layer_types", NULL);
-    if (listed && on) lm_windows(b, w, 0);
+    bool listed = lm_cfg_has(b, "layer_types", NULL) && !everywhere; /* whose class has no such list */
+    if (listed) lm_windows(b, on ? w : 0, 0);
     for (uint32_t l = 0; l < b->hp.n_layers && on && !listed; l++) b->hp.layer[l].window = everywhere || l >= from ? w : 0;
 }
 
@@ -48,6 +48,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_qwen2 = {
     .name = "qwen2",
     .model_types = (const char *const[]){"qwen2", NULL},
+    .nullable = "sliding_window",
     .gguf = "qwen2",
     .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
@@ -55,6 +56,7 @@ const lm_arch lm_arch_qwen2 = {
 const lm_arch lm_arch_qwen3 = {
     .name = "qwen3",
     .model_types = (const char *const[]){"qwen3", NULL},
+    .nullable = "sliding_window",
     .gguf = "qwen3",
     .qk_norm = LM_QK_HEAD,
     .bf16 = {.known = true, .norm_cast_first = true},
@@ -63,6 +65,7 @@ const lm_arch lm_arch_qwen3 = {
 const lm_arch lm_arch_qwen3_moe = {
     .name = "qwen3_moe",
     .model_types = (const char *const[]){"qwen3_moe", NULL},
+    .nullable = "sliding_window",
     .gguf = "qwen3moe",
     .qk_norm = LM_QK_HEAD,
     .params = params,

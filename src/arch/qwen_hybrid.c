@@ -113,6 +113,8 @@ static void params(lm_b *b) {
     lm_graph_trait(&b->g, 2, "gated delta rule, %u heads of %ux%u", d->nv, d->dk, d->dv);
     lm_graph_trait(&b->g, d->kernel, "short convolution over %u tokens", d->kernel);
     lm_graph_trait(&b->g, 1, "gated attention output");
+    if (h->act != LM_ACT_SILU) /* transformers' convolution takes it too, its gated norm does not */
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "hidden_act", "is not silu, the only one that lemma's %s knows", b->arch->name);
     if (!b->gguf) h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, false), h->mlp_bias = 0;
 }
 

@@ -16,10 +16,9 @@ static void params(lm_b *b) {
         if (turned[l]) lm_rope_layer(b, l, &s);
     uint32_t w = lm_cfg_u32(b, "sliding_window", NULL, 0, 0, INT32_MAX);
     bool listed = lm_cfg_has(b, "layer_types", NULL);
-    if (lm_cfg_bool(b, "use_sliding_window", NULL, false) && w) {
-        if (listed) lm_windows(b, w, 0);
-        for (uint32_t l = 0; l < h->n_layers && !listed; l++) h->layer[l].window = turned[l] ? 0 : w;
-    }
+    bool on = lm_cfg_bool(b, "use_sliding_window", NULL, false);
+    if (listed) lm_windows(b, w, 0); /* whether it is on or not, as transformers masks */
+    for (uint32_t l = 0; l < h->n_layers && !listed; l++) h->layer[l].window = on && !turned[l] ? w : 0;
     lm_cfg_ignore(b, "max_window_layers", NULL);
     if (!b->gguf) {
         h->attn_bias = h->o_bias = lm_cfg_bool(b, "attention_bias", NULL, false);
@@ -30,6 +29,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_smollm3 = {
     .name = "smollm3",
     .model_types = (const char *const[]){"smollm3", NULL},
+    .nullable = "sliding_window",
     .gguf = "smollm3",
     .gguf_permuted_qk = true,
     .tied_default = true,

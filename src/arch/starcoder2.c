@@ -20,6 +20,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_starcoder2 = {
     .name = "starcoder2",
     .model_types = (const char *const[]){"starcoder2", NULL},
+    .nullable = "head_dim|sliding_window|mlp_type|norm_type",
     .gguf = "starcoder2",
     .names = names,
     .norm = LM_NORM_LAYER,

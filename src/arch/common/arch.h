@@ -69,6 +69,7 @@ typedef struct lm_arch {
     const char *gguf;               /* general.architecture, or NULL */
     bool gguf_alias;                /* its GGUF is read by another family of the same general.architecture */
     const lm_name *names;           /* its own, before the common ones; ends with role NULL */
+    const char *nullable; /* scalar config keys 'a|b' that transformers' class takes null for, beside the common ones (config.c) */
     const char *const *ignored; /* its config keys (HF, or GGUF without the prefix) that never change the maths; NULL-terminated or NULL */
     /* flags of the default recipe */
     lm_norm norm;
@@ -126,7 +127,8 @@ const lm_arch *lm_arch_find(const lm_source *src, lm_error *err);
 
 /* ---- config.c: typed, range-checked reads; a key that is read is marked. `hf` or `gguf` may be NULL, and may list spellings 'a|b'.
  * GGUF keys are relative to "ARCH."; a leading '=' makes one absolute. In a GGUF, "lemma.HFKEY"
- * (what lemma's own writer adds where GGUF has no key) comes first. JSON null counts as absent. ----------------------------------*/
+ * (what lemma's own writer adds where GGUF has no key) comes first. JSON null counts as absent, but is refused
+ * for a single value unless transformers takes it there. -----------------------------------------------*/
 #define LM_REQUIRED INT64_MIN
 bool lm_cfg_has(lm_b *b, const char *hf, const char *gguf);
 const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf); /* NULL when absent */

@@ -61,6 +61,35 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     return found;
 }
 
+/* Scalars that transformers takes null for in any family: none, or as the rest says. Lists and groups may always be null. */
+static const char nullable[] = "attn_logit_softcapping|use_bidirectional_attention|beta_fast|beta_slow|mscale|mscale_all_dim|attention_factor";
+static bool is_one_of(const char *list, const char *key) {
+    char one[120];
+    while (list) {
+        list = next_spelling(list, one, sizeof one);
+        if (!strcmp(one, key)) return true;
+    }
+    return false;
+}
+static bool is_null(const lm_b *b, const char *key) {
+    char full[200];
+    snprintf(full, sizeof full, "%s%s", b->prefix, key);
+    const lm_value *v = lm_meta_get(&b->src->meta, full);
+    return v && v->kind == LM_V_NULL;
+}
+/* lm_cfg_raw for one value: null is refused where transformers refuses it or reads it as false. */
+static const lm_value *scalar(lm_b *b, const char *hf, const char *gguf) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    char key[120];
+    for (const char *list = v || b->gguf ? NULL : hf; list;) {
+        list = next_spelling(list, key, sizeof key);
+        const char *dot = strrchr(key, '.'), *leaf = dot ? dot + 1 : key;
+        if (!is_null(b, key) || is_one_of(nullable, leaf) || (b->arch->nullable && is_one_of(b->arch->nullable, leaf))) continue;
+        lm_graph_fail(&b->g, LM_FORMAT, key, "is null, and %s needs a value: leave the key out for its default", b->arch->name);
+    }
+    return v;
+}
+
 bool lm_cfg_has(lm_b *b, const char *hf, const char *gguf) { return lm_cfg_raw(b, hf, gguf) != NULL; }
 void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf) { (void)lm_cfg_raw(b, hf, gguf); }
 
@@ -109,7 +138,7 @@ static uint32_t read_u32(lm_b *b, const char *hf, const char *gguf, const lm_val
 }
 
 uint32_t lm_cfg_u32(lm_b *b, const char *hf, const char *gguf, int64_t def, uint32_t min, uint32_t max) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    const lm_value *v = scalar(b, hf, gguf);
     uint32_t u = read_u32(b, hf, gguf, v, def, min, max);
     if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_INT, .i = u, .u = u}, v != NULL);
     return u;
@@ -137,7 +166,7 @@ static double read_f64(lm_b *b, const char *hf, const char *gguf, const lm_value
 }
 
 double lm_cfg_f64(lm_b *b, const char *hf, const char *gguf, double def) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    const lm_value *v = scalar(b, hf, gguf);
     double f = read_f64(b, hf, gguf, v, def);
     if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_FLOAT, .f = f}, v != NULL);
     return f;
@@ -153,14 +182,14 @@ static bool read_bool(lm_b *b, const char *hf, const char *gguf, const lm_value 
 }
 
 bool lm_cfg_bool(lm_b *b, const char *hf, const char *gguf, bool def) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    const lm_value *v = scalar(b, hf, gguf);
     bool on = read_bool(b, hf, gguf, v, def);
     if (b->log && gguf) lm_log_value(b, gguf, (lm_value){.kind = LM_V_BOOL, .b = on}, v != NULL);
     return on;
 }
 
 const char *lm_cfg_str(lm_b *b, const char *hf, const char *gguf, const char *def) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    const lm_value *v = scalar(b, hf, gguf);
     if (!v) return def;
     if (v->kind != LM_V_STRING) {
         wrong_type(b, hf, gguf, "a string");

@@ -11,6 +11,11 @@ double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent
     return c;
 }
 
+void lm_gemma_rope_spelling(lm_b *b) {
+    if (b->gguf || !lm_cfg_has(b, "rope_scaling.type", NULL) || lm_cfg_has(b, "rope_scaling.rope_type", NULL)) return;
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling.type", "is a spelling that %s in transformers passes over: call it rope_type", b->arch->name);
+}
+
 void lm_gemma_defaults(lm_b *b, uint32_t kv_heads, uint32_t head_dim, uint32_t ffn) {
     lm_hparams *h = &b->hp;
     bool no_kv = !lm_cfg_has(b, "num_key_value_heads", "attention.head_count_kv"),

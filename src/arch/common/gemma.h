@@ -7,6 +7,9 @@
 /* A soft-cap: `absent` when the config has no such key, none when it says null; else it must be positive and finite. */
 double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent);
 
+/* Refuses a rope_scaling that says `type`: transformers' classes of Gemma pass it over. */
+void lm_gemma_rope_spelling(lm_b *b);
+
 /* What stands in the class for keys that the config leaves out: key/value heads, head size, FFN width; all read again into the layers. */
 void lm_gemma_defaults(lm_b *b, uint32_t kv_heads, uint32_t head_dim, uint32_t ffn);
 

@@ -119,16 +119,16 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     s.high = lm_cfg_f64(b, KEY("high_freq_factor"), NULL, 4.0);
     s.beta_fast = lm_cfg_f64(b, KEY("beta_fast"), NULL, 32.0);
     s.beta_slow = lm_cfg_f64(b, KEY("beta_slow"), NULL, 1.0);
+    if (s.beta_fast == 0.0) s.beta_fast = 32.0; /* transformers takes 0 for not given */
+    if (s.beta_slow == 0.0) s.beta_slow = 1.0;
     s.mscale = lm_cfg_f64(b, KEY("mscale"), NULL, 0.0);
     s.mscale_all = lm_cfg_f64(b, KEY("mscale_all_dim"), NULL, 0.0);
     double attn = lm_cfg_f64(b, KEY("attention_factor"), NULL, -1.0);
     if (attn >= 0.0) s.attention_factor = attn;
     s.truncate = lm_cfg_bool(b, KEY("truncate"), NULL, true);
-    s.original = lm_cfg_u32(b, KEY("original_max_position_embeddings"), NULL, 0, 0, UINT32_MAX);
-    if (!s.original)
-        s.original = lm_cfg_u32(b, "original_max_position_embeddings", NULL, 0, 0, UINT32_MAX);
-    else
-        lm_cfg_ignore(b, "original_max_position_embeddings", NULL);
+    uint32_t own = lm_cfg_u32(b, KEY("original_max_position_embeddings"), NULL, 0, 0, UINT32_MAX),
+             top = lm_cfg_u32(b, "original_max_position_embeddings", NULL, 0, 0, UINT32_MAX);
+    s.original = top && !layer_type ? top : own; /* beside the scaling it wins over the one within */
     if (!layer_type) {
         s.short_factor = read_list(b, KEY("short_factor"), &s.n_factors);
         s.long_factor = read_list(b, KEY("long_factor"), &s.n_factors);
@@ -136,6 +136,8 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     bool factor = lm_cfg_has(b, KEY("factor"), NULL), factors = factor || s.short_factor || s.long_factor,
          needed = !strcmp(s.type, "linear") || !strcmp(s.type, "llama3") || !strcmp(s.type, "yarn");
     if (needed && !factor) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs a factor", s.type);
+    if (!strcmp(s.type, "llama3") && !(lm_cfg_has(b, KEY("low_freq_factor"), NULL) && lm_cfg_has(b, KEY("high_freq_factor"), NULL)))
+        lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'llama3' needs low_freq_factor and high_freq_factor");
     if (factors && !typed) lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "has a factor but no rope_type that says what to do with it");
 #undef KEY
 #undef KEY_OR_TOP
@@ -228,6 +230,7 @@ static uint32_t make_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, ui
         return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs original_max_position_embeddings", s->type);
     if (!strcmp(s->type, "longrope")) return longrope(b, s, &r, inv, n);
     if (!strcmp(s->type, "llama3")) {
+        if (!(s->low > 0)) return lm_graph_fail(&b->g, LM_RANGE, "low_freq_factor", "is %g; it must be above 0", s->low);
         if (!(s->high > s->low)) return lm_graph_fail(&b->g, LM_RANGE, "high_freq_factor", "must be above low_freq_factor");
         llama3(s, inv, n);
     } else if (!strcmp(s->type, "yarn")) {
