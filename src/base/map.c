@@ -79,13 +79,6 @@ void lm_map_release(const lm_map *m, const void *p, uint64_t n) {
     if (from < to) madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_DONTNEED);
 }
 
-void lm_map_prefetch(const lm_map *m, const void *p, uint64_t n) {
-    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE), from, to;
-    if (!clamp(m, p, n, &from, &to) || from == to) return;
-    from = from / page * page;
-    madvise((void *)(uintptr_t)(m->data + from), (size_t)(to - from), MADV_WILLNEED);
-}
-
 static mode_t mode_of(const char *path) {
     struct stat st;
     return stat(path, &st) == 0 ? st.st_mode : 0;

@@ -14,8 +14,6 @@ lm_status lm_map_open(const char *path, lm_map *out, lm_error *err);
 void lm_map_close(lm_map *m);
 /* Lets go of the resident pages wholly inside [p, p+n): the next read faults them in again. */
 void lm_map_release(const lm_map *m, const void *p, uint64_t n);
-/* Asks for read-ahead of [p, p+n). */
-void lm_map_prefetch(const lm_map *m, const void *p, uint64_t n);
 bool lm_is_dir(const char *path);
 bool lm_is_file(const char *path);
 /* dir + "/" + name, allocated; NULL when out of memory */

@@ -9,13 +9,3 @@ float lm_e4m3_to_f32(uint8_t b) { /* 1-4-3, bias 7, "fn": all ones is NaN, there
 }
 
 float lm_e5m2_to_f32(uint8_t b) { return lm_f16_to_f32((uint16_t)((uint32_t)b << 8)); } /* a half's upper byte */
-
-float lm_e8m0_to_f32(uint8_t b) {
-    if (b == 255) return lm_f32_from_bits(0x7fc00000u);
-    return b ? lm_f32_from_bits((uint32_t)b << 23) : 0x1p-127f;
-}
-
-float lm_e2m1_to_f32(uint8_t nibble) {
-    static const float value[16] = {0, .5f, 1, 1.5f, 2, 3, 4, 6, -0.f, -.5f, -1, -1.5f, -2, -3, -4, -6};
-    return value[nibble & 15];
-}

@@ -41,6 +41,4 @@ static inline uint16_t lm_f32_to_f16(float f) {
 }
 float lm_e4m3_to_f32(uint8_t b);
 float lm_e5m2_to_f32(uint8_t b);
-float lm_e8m0_to_f32(uint8_t b); /* 2^(b-127); 255 is NaN */
-float lm_e2m1_to_f32(uint8_t nibble);
 #endif

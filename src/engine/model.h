@@ -71,7 +71,6 @@ typedef struct lm_eval {
 lm_status lm_session_create(lm_engine *e, uint32_t chunk /* rows at a time; 0: a good size */, lm_session **out, lm_error *err);
 void lm_session_free(lm_session *s);
 uint32_t lm_session_length(const lm_session *s);
-const int32_t *lm_session_ids(const lm_session *s); /* [length] */
 /* Appends n tokens. Ids are checked against the vocabulary, and the length against the model's positions where it has a hard limit
  * (learned position tables), before anything is computed. Crossing a longrope border rebuilds the cache, unseen. On failure the session
  * is as it was before the call. */

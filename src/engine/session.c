@@ -59,7 +59,6 @@ void lm_session_free(lm_session *s) {
 }
 
 uint32_t lm_session_length(const lm_session *s) { return s->length; }
-const int32_t *lm_session_ids(const lm_session *s) { return s->id; }
 uint64_t lm_session_bytes(const lm_session *s) { return lm_state_bytes(s->state); }
 
 static lm_status grow_ids(lm_session *s, uint32_t n, lm_error *err) {

@@ -288,12 +288,9 @@ static void maps(void **state) {
     assert_string_equal(m.path, path);
     assert_memory_equal(m.data, data, n);
     for (size_t from = 0; from <= n + 10; from += 777)
-        for (uint64_t len = 0; len <= n; len += 1111) {
-            lm_map_release(&m, m.data + from, len);
-            lm_map_prefetch(&m, m.data + from, len);
-        }
+        for (uint64_t len = 0; len <= n; len += 1111) lm_map_release(&m, m.data + from, len);
     lm_map_release(&m, m.data + 1, UINT64_MAX);
-    lm_map_prefetch(&m, m.data - 1, UINT64_MAX);
+    lm_map_release(&m, m.data - 1, UINT64_MAX);
     lm_map_release(&m, NULL, 10);
     assert_memory_equal(m.data, data, n);
     lm_alloc_fail_after(1);

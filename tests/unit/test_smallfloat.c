@@ -28,11 +28,9 @@ static void to_float(void **state) {
     for (uint32_t v = 0; v < 256; v++) {
         same((v & 127) == 127 ? NAN : value(v, 4, 3, 7, 0), lm_e4m3_to_f32((uint8_t)v), v);
         same(value(v, 5, 2, 15, 1), lm_e5m2_to_f32((uint8_t)v), v);
-        same(v == 255 ? NAN : ldexp(1, (int)v - 127), lm_e8m0_to_f32((uint8_t)v), v);
-        same(value(v & 15, 2, 1, 1, 0), lm_e2m1_to_f32((uint8_t)v), v);
     }
     /* landmarks, from the OCP documents */
-    assert_true(lm_e4m3_to_f32(0x7e) == 448 && lm_e5m2_to_f32(0x7b) == 57344 && lm_e2m1_to_f32(7) == 6 && lm_f16_to_f32(0x7bff) == 65504);
+    assert_true(lm_e4m3_to_f32(0x7e) == 448 && lm_e5m2_to_f32(0x7b) == 57344 && lm_f16_to_f32(0x7bff) == 65504);
 }
 
 static void there_and_back(void **state) {
