@@ -184,10 +184,10 @@ static void put_result(const result *x, uint32_t neighbours) {
     put_spread("share_of_peak", r->compute);
     put_spread("share_of_read", r->read);
     put_spread("share_of_read_with_cache", r->read_all);
-    printf("\"threads\": %u, \"neighbours\": %u, \"tokens\": %u, \"depth\": %u, \"batch\": %u, \"repeats\": %u, \"ops\": %.17g, \"weight_bytes\": %.17g, "
-           "\"cache_bytes\": %.17g, "
-           "\"peak_gops\": %.6g, \"read_gbs\": %.6g}",
-           x->threads, neighbours, r->tokens, r->depth, r->batch, r->repeats, r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops, r->read_gbs);
+    printf("\"threads\": %u, \"neighbours\": %u, \"tokens\": %u, \"depth\": %u, \"batch\": %u, \"repeats\": %u, \"ops\": %.17g, "
+           "\"weight_bytes\": %.17g, \"cache_bytes\": %.17g, \"peak_gops\": %.6g, \"read_gbs\": %.6g}",
+           x->threads, neighbours, r->tokens, r->depth, r->batch, r->repeats, r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops,
+           r->read_gbs);
 }
 
 static void print_json(const bench *b) {
@@ -280,10 +280,12 @@ int lm_cli_bench(int argc, char **argv) {
         {"--batch", 0, LM_CLI_STR, &w.batch, "LIST", "sequences decoded side by side (default 1)"},
         {"--lanes", 0, LM_CLI_STR, &w.lanes, "LIST", "arithmetic: f32, i8, i16, mixed, bf16 (default: i8, f32 if no weight is quantized)"},
         {"--threads", 't', LM_CLI_STR, &w.threads, "LIST", "thread counts (default: one per physical core)"},
-        {"--neighbours", 0, LM_CLI_U32, &o.neighbours, "N", "busy loops beside each repeat, on CPUs from the last one down (default 0)", 0, 64},
+        {"--neighbours", 0, LM_CLI_U32, &o.neighbours, "N", "busy loops beside each repeat, on CPUs from the last one down (default 0)", 0,
+         64},
         {"--repeats", 'r', LM_CLI_U32, &o.repeats, "N", "timed repeats, after a warm-up (default 5)", 1, 1000},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},
-        {"--kv", 0, LM_CLI_STR, &o.kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed)"},
+        {"--kv", 0, LM_CLI_STR, &o.kv, "TYPE",
+         "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed)"},
         {"--cpu-level", 0, LM_CLI_STR, &o.cpu_level, "LEVEL",
          "c, avx2, avx512 or neon (default: the best this CPU has); limits are always the CPU's own"},
         LM_CLI_JSON_OPT(&b.json),

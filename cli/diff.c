@@ -81,7 +81,8 @@ int lm_cli_diff(int argc, char **argv) {
     else if (tensors && layers)
         rc = lm_cli_usage("diff", "give one of --per-tensor and --per-layer");
     else if ((whole || tensors || layers) && (o.ties || o.model || o.greedy != LM_DIFF_AS_TRACE || o.samples || o.seed || o.timeout))
-        rc = lm_cli_usage("diff", "--quant takes two models and their tokens: leave --ties, --model, --greedy, --samples, --seed and --timeout out");
+        rc = lm_cli_usage(
+            "diff", "--quant takes two models and their tokens: leave --ties, --model, --greedy, --samples, --seed and --timeout out");
     else if (file && !(text = lm_cli_read_file("diff", file, &o.text_n)))
         rc = 2;
     if (rc == LM_CLI_GO) {

@@ -31,7 +31,8 @@ static int read_ids(const char *arg, lm_cli_ids *out) {
         char *end = c;
         const unsigned long v = *c >= '0' && *c <= '9' ? strtoul(c, &end, 10) : 0;
         if (end == c || v > INT32_MAX || (*end && !strchr(", \t\r\n", *end)))
-            rc = lm_cli_usage("ppl", "--ids: '%.*s' is no token id; write them as 1,2,3, or name a file of them", (int)strcspn(c, ", \t\r\n"), c);
+            rc = lm_cli_usage("ppl", "--ids: '%.*s' is no token id; write them as 1,2,3, or name a file of them",
+                              (int)strcspn(c, ", \t\r\n"), c);
         if (rc == LM_CLI_GO && out->n == cap) {
             int32_t *more = realloc(out->id, (cap = cap ? 2 * cap : 1024) * sizeof *more);
             if (more) out->id = more;

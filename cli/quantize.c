@@ -23,8 +23,10 @@ int lm_cli_quantize(int argc, char **argv) {
     if (lm_quantize(args.s[0], args.s[1], args.s[2], &o, &r, &err) != LM_OK) return lm_cli_error("quantize", &err);
     lm_cli_progress_end();
     if (json)
-        printf("{\"tensors\": %u, \"other_type\": %u, \"tensor_bytes\": %llu, \"standin_tokenizer\": %s}\n", r.tensors, r.other_type, (unsigned long long)r.bytes, r.standin_tokenizer ? "true" : "false");
+        printf("{\"tensors\": %u, \"other_type\": %u, \"tensor_bytes\": %llu, \"standin_tokenizer\": %s}\n", r.tensors, r.other_type,
+               (unsigned long long)r.bytes, r.standin_tokenizer ? "true" : "false");
     else
-        fprintf(stderr, "%s written: %u tensors, %.1f MB%s\n", args.s[1], r.tensors, (double)r.bytes / 1e6, r.standin_tokenizer ? ", a stand-in tokenizer (the folder has none)" : "");
+        fprintf(stderr, "%s written: %u tensors, %.1f MB%s\n", args.s[1], r.tensors, (double)r.bytes / 1e6,
+                r.standin_tokenizer ? ", a stand-in tokenizer (the folder has none)" : "");
     return 0;
 }

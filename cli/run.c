@@ -96,7 +96,8 @@ static int prepare_prompt(run *r, lm_error *err) {
         if ((uint32_t)r->id[i] >= r->info.vocab)
             return lm_cli_usage("run", "token id %d at position %u is outside the vocabulary of %u", r->id[i], i, r->info.vocab);
     if (r->info.learned && r->ctx > r->info.learned)
-        return lm_cli_usage("run", "--ctx %u: the model has %u learned positions and can't go beyond them: give at most that", r->ctx, r->info.learned);
+        return lm_cli_usage("run", "--ctx %u: the model has %u learned positions and can't go beyond them: give at most that", r->ctx,
+                            r->info.learned);
     uint32_t limit = r->ctx ? r->ctx : r->info.max_position;
     if (limit && r->n > limit) {
         const char *hint = r->info.learned == limit ? "shorten it: the model has no more positions"

@@ -54,7 +54,8 @@ static int judge_one(const char *model, const char *receipt, const char *html, l
         o->subject = print_subject;
         o->claim = print_claim;
     }
-    if ((receipt ? lm_verify_receipt(model, receipt, o, &l, &err) : lm_verify(model, o, &l, &err)) != LM_OK) return lm_cli_error("verify", &err);
+    if ((receipt ? lm_verify_receipt(model, receipt, o, &l, &err) : lm_verify(model, o, &l, &err)) != LM_OK)
+        return lm_cli_error("verify", &err);
     lm_cli_progress_end();
     int rc = report(l, json);
     const int wrote = html ? lm_cli_html_write("verify", html, lm_ledger_html(l)) : LM_CLI_GO;
@@ -77,7 +78,8 @@ static int run_form(const form *f, const lm_cli_args *args, lm_verify_options *o
     if (!f->all && (f->markdown || f->models)) return lm_cli_usage("verify", "%s goes with --all", f->markdown ? "--markdown" : "--models");
     if (listed && (!f->ids.n || !f->expect.n)) return lm_cli_usage("verify", "--ids and --expect go together");
     if (f->topk && !listed) return lm_cli_usage("verify", "--topk goes with --ids and --expect");
-    if (f->receipt && (f->all || listed || o->converted)) return lm_cli_usage("verify", "--receipt goes with neither --all, --ids nor --converted");
+    if (f->receipt && (f->all || listed || o->converted))
+        return lm_cli_usage("verify", "--receipt goes with neither --all, --ids nor --converted");
     if (f->determinism && (f->receipt || listed)) return lm_cli_usage("verify", "--determinism goes with neither --receipt nor --ids");
     if (f->html && (f->all || listed)) return lm_cli_usage("verify", "--html goes with neither --all nor --ids");
     if (f->html && lm_cli_html_check("verify", f->html) != LM_CLI_GO) return 2;

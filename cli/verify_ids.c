@@ -189,8 +189,11 @@ int lm_cli_verify_ids(const char *model, const lm_evidence_options *run_options,
                       uint32_t topk, bool json) {
     const bool cpu = !run_options->backend || !strcmp(run_options->backend, "cpu");
     const char *lane = run_options->lane ? run_options->lane : cpu ? "f32" : NULL; /* a verdict's lane, not the one to generate in */
-    lm_model_options mo = {
-        .backend = run_options->backend, .lane = lane, .kv = run_options->kv, .cpu_level = run_options->cpu_level, .threads = run_options->threads};
+    lm_model_options mo = {.backend = run_options->backend,
+                           .lane = lane,
+                           .kv = run_options->kv,
+                           .cpu_level = run_options->cpu_level,
+                           .threads = run_options->threads};
     lm_model *m = NULL;
     lm_error err = {0};
     greedy g = {.expect = expect, .topk = topk};

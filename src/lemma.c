@@ -70,7 +70,8 @@ void lm_model_get_info(const lm_model *m, lm_model_info *out) {
         .n_skipped = e->n_skipped,
     };
     for (uint32_t i = 0; i < e->program->n_ops; i++)
-        if (e->program->op[i].kind == LM_OP_EMBED && e->program->op[i].embed.by_position) out->learned = e->program->op[i].embed.max_position;
+        if (e->program->op[i].kind == LM_OP_EMBED && e->program->op[i].embed.by_position)
+            out->learned = e->program->op[i].embed.max_position;
     lm_engine_touched(e, &out->files, &out->weight_bytes);
 }
 

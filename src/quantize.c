@@ -28,15 +28,20 @@ typedef struct job {
 } job;
 
 /* ---- metadata ------------------------------------------------------------------------------------------------------------------------*/
-static void put_str(job *j, const char *key, const char *s) { j->kv[j->n_kv++] = (lm_meta_entry){key, {.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = GGUF_STRING}}; }
-static void put_u32(job *j, const char *key, uint32_t v) { j->kv[j->n_kv++] = (lm_meta_entry){key, {.kind = LM_V_INT, .i = v, .u = v, .gguf_type = GGUF_U32}}; }
+static void put_str(job *j, const char *key, const char *s) {
+    j->kv[j->n_kv++] = (lm_meta_entry){key, {.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = GGUF_STRING}};
+}
+static void put_u32(job *j, const char *key, uint32_t v) {
+    j->kv[j->n_kv++] = (lm_meta_entry){key, {.kind = LM_V_INT, .i = v, .u = v, .gguf_type = GGUF_U32}};
+}
 
 static int32_t id_of(const lm_source *src, const char *key) {
     char text[80];
     snprintf(text, sizeof text, "text_config.%s", key);
     const lm_value *v = lm_meta_get(&src->meta, key);
     if (!v) v = lm_meta_get(&src->meta, text);
-    int64_t id = v && v->kind == LM_V_INT ? v->i : v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && v->arr.n ? ((const int64_t *)v->arr.data)[0] : -1;
+    int64_t id = v && v->kind == LM_V_INT ? v->i : -1;
+    if (v && v->kind == LM_V_ARRAY && v->elem == LM_V_INT && v->arr.n) id = ((const int64_t *)v->arr.data)[0];
     return id >= 0 && id <= INT32_MAX ? (int32_t)id : -1;
 }
 
@@ -99,13 +104,15 @@ static lm_status choose_types(job *j, const lm_dtype *want, lm_error *err) {
         if (raw && want != o->type) {
             snprintf(line, sizeof line, "%s stays %s", t->name, o->type->name);
         } else if (cols % o->type->block) {
-            snprintf(line, sizeof line, "%s is stored as f16: a row of %llu is no whole number of %u", t->name, (unsigned long long)cols, o->type->block);
+            snprintf(line, sizeof line, "%s is stored as f16: a row of %llu is no whole number of %u", t->name, (unsigned long long)cols,
+                     o->type->block);
             o->type = f16;
         } else {
             line[0] = 0;
         }
         if (line[0]) note(j, line), j->result.other_type++;
-        if (!lm_shape_bytes(o->type, o->rank, o->dim, &bytes)) return lm_fail_at(err, LM_RANGE, j->src->path, LM_NO_OFFSET, t->name, "its shape is too large");
+        if (!lm_shape_bytes(o->type, o->rank, o->dim, &bytes))
+            return lm_fail_at(err, LM_RANGE, j->src->path, LM_NO_OFFSET, t->name, "its shape is too large");
         j->result.bytes += bytes;
     }
     j->result.tensors = j->x->n_tensors;
@@ -188,11 +195,14 @@ static lm_status run(job *j, const char *folder, const char *out, const lm_dtype
     return lm_gguf_write(out, j->kv, j->n_kv, j->out, j->x->n_tensors, &rows, err);
 }
 
-lm_status lm_quantize(const char *folder, const char *out, const char *type, const lm_quantize_options *options, lm_quantize_result *result, lm_error *err) {
+lm_status lm_quantize(const char *folder, const char *out, const char *type, const lm_quantize_options *options, lm_quantize_result *result,
+                      lm_error *err) {
     const lm_dtype *want = lm_dtype_by_name(type);
     uint32_t k = 0, n = sizeof targets / sizeof *targets;
     while (k < n && (!want || strcmp(targets[k].name, want->name))) k++;
-    if (k == n || !want->encode) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "type", "'%.40s' is not a type that lemma writes (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1)", type);
+    if (k == n || !want->encode)
+        return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "type",
+                          "'%.40s' is not a type that lemma writes (f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1)", type);
     job j = {.o = options ? *options : (lm_quantize_options){0}};
     lm_status s = run(&j, folder, out, want, targets[k].file_type, err);
     drop_buffers(&j);

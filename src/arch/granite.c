@@ -9,7 +9,8 @@ static void params(lm_b *b) {
     double logits = lm_cfg_f64(b, "logits_scaling", "logit_scale", 1.0),
            attn = lm_cfg_f64(b, "attention_multiplier", "attention.scale", 1.0);
     if (logits == 0.0) lm_graph_fail(&b->g, LM_RANGE, "logits_scaling", "is 0; logits are divided by it");
-    if (attn <= 0.0) lm_graph_fail(&b->g, LM_RANGE, "attention_multiplier", "is %g; lemma's attention multiplies scores by a number above 0", attn);
+    if (attn <= 0.0)
+        lm_graph_fail(&b->g, LM_RANGE, "attention_multiplier", "is %g; lemma's attention multiplies scores by a number above 0", attn);
     h->logit_scale = 1.0 / logits;
     for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].scale = attn;
     lm_graph_trait(&b->g, 1, "multipliers: embedding %g, residual %g, attention %g, logits 1/%g", h->embed_scale, h->residual_scale, attn,

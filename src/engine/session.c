@@ -402,7 +402,8 @@ lm_status lm_session_restore(lm_session *s, const uint8_t *bytes, uint64_t n, lm
     fingerprint(s->e, tag);
     int32_t *id = lm_malloc(n_ids ? n_ids : 1);
     lm_state *state = NULL;
-    lm_status st = id ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &state, err) : lm_fail_nomem(err, "token ids", n_ids);
+    lm_status st = id ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &state, err)
+                      : lm_fail_nomem(err, "token ids", n_ids);
     if (st == LM_OK) st = lm_state_restore(state, tag, bytes + sizeof h + n_ids, h.state_bytes, err);
     if (st == LM_OK && lm_state_length(state) != h.length)
         st = lm_fail(err, LM_FORMAT, "the saved session's ids and caches differ in length");

@@ -39,7 +39,8 @@ static lm_status fits(const lm_program *p, const lm_program *other, const uint32
     }
     for (uint32_t i = 0; i < p->n_vecs; i++)
         if (vec[i] != LM_NONE && (vec[i] >= other->n_vecs || p->vec[i].n != other->vec[vec[i]].n))
-            return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, p->vec[i].name, "the other model has no vector of this length in its place");
+            return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, p->vec[i].name,
+                              "the other model has no vector of this length in its place");
     return LM_OK;
 }
 

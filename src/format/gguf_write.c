@@ -89,18 +89,21 @@ static bool put_value(bytes *b, const lm_value *v) {
 static uint64_t padded(uint64_t n) { return (n + ALIGN - 1) / ALIGN * ALIGN; }
 
 /* Everything before the data; *total: the bytes of the data, padding included. */
-static lm_status make_header(bytes *h, const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n, uint64_t *total, lm_error *err) {
+static lm_status make_header(bytes *h, const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n,
+                             uint64_t *total, lm_error *err) {
     put(h, "GGUF", 4);
     put_int(h, 3, 4);
     put_int(h, n, 8);
     put_int(h, n_kv, 8);
     for (uint32_t i = 0; i < n_kv; i++) {
         put_str(h, kv[i].key, strlen(kv[i].key));
-        if (!put_value(h, &kv[i].value)) return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, kv[i].key, "a value that GGUF type %u can't hold", kv[i].value.gguf_type);
+        if (!put_value(h, &kv[i].value))
+            return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, kv[i].key, "a value that GGUF type %u can't hold", kv[i].value.gguf_type);
     }
     uint64_t at = 0, size;
     for (uint32_t i = 0; i < n; i++) {
-        if (strlen(t[i].name) > 63) return lm_fail_at(err, LM_UNSUPPORTED, path, LM_NO_OFFSET, t[i].name, "GGUF tensor names have at most 63 bytes");
+        if (strlen(t[i].name) > 63)
+            return lm_fail_at(err, LM_UNSUPPORTED, path, LM_NO_OFFSET, t[i].name, "GGUF tensor names have at most 63 bytes");
         if (!t[i].rank || t[i].rank > 4 || t[i].type->gguf_id == LM_NO_ID || !lm_shape_bytes(t[i].type, t[i].rank, t[i].dim, &size))
             return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, t[i].name, "not a shape that GGUF can hold as %s", t[i].type->name);
         put_str(h, t[i].name, strlen(t[i].name));
@@ -108,7 +111,8 @@ static lm_status make_header(bytes *h, const char *path, const lm_meta_entry *kv
         for (uint32_t d = t[i].rank; d-- > 0;) put_int(h, t[i].dim[d], 8);
         put_int(h, t[i].type->gguf_id, 4);
         put_int(h, at, 8);
-        if (!lm_add(at, size, &at) || !lm_add(at, ALIGN, &at)) return lm_fail_at(err, LM_RANGE, path, LM_NO_OFFSET, t[i].name, "the file would be too large");
+        if (!lm_add(at, size, &at) || !lm_add(at, ALIGN, &at))
+            return lm_fail_at(err, LM_RANGE, path, LM_NO_OFFSET, t[i].name, "the file would be too large");
         at = padded(at - ALIGN);
     }
     static const uint8_t zeros[ALIGN];
@@ -185,13 +189,16 @@ static lm_status write_file(out *o, char *temporary, const bytes *h, const lm_gg
     o->fd = open(temporary, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
     if (o->fd < 0) return lm_fail_at(err, LM_IO, o->path, LM_NO_OFFSET, NULL, "cannot create a file beside it: %s", strerror(errno));
     lm_status s = write_all(o, h, t, n, err);
-    if (close(o->fd) != 0 && s == LM_OK) s = lm_fail_at(err, LM_IO, o->path, LM_NO_OFFSET, NULL, "cannot write the file: %s", strerror(errno));
-    if (s == LM_OK && rename(temporary, o->path) != 0) s = lm_fail_at(err, LM_IO, o->path, LM_NO_OFFSET, NULL, "cannot write the file: %s", strerror(errno));
+    if (close(o->fd) != 0 && s == LM_OK)
+        s = lm_fail_at(err, LM_IO, o->path, LM_NO_OFFSET, NULL, "cannot write the file: %s", strerror(errno));
+    if (s == LM_OK && rename(temporary, o->path) != 0)
+        s = lm_fail_at(err, LM_IO, o->path, LM_NO_OFFSET, NULL, "cannot write the file: %s", strerror(errno));
     if (s != LM_OK) unlink(temporary);
     return s;
 }
 
-lm_status lm_gguf_write(const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n, const lm_gguf_rows *rows, lm_error *err) {
+lm_status lm_gguf_write(const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n,
+                        const lm_gguf_rows *rows, lm_error *err) {
     bytes h = {0};
     out o = {.fd = -1, .path = path, .rows = rows};
     size_t room = strlen(path) + 32;

@@ -35,7 +35,8 @@ static lm_status check_parent(const char *path, lm_error *err) {
     const int why = access(folder, W_OK | X_OK) == 0 ? 0 : errno;
     lm_free(folder);
     if (!why) return LM_OK;
-    return lm_fail_at(err, LM_IO, path, LM_NO_OFFSET, NULL, "cannot create a file in that folder: %s; name one that can be written to", strerror(why));
+    return lm_fail_at(err, LM_IO, path, LM_NO_OFFSET, NULL, "cannot create a file in that folder: %s; name one that can be written to",
+                      strerror(why));
 }
 
 lm_status lm_target_check(const char *path, const lm_source *reading, lm_error *err) {

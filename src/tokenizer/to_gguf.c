@@ -15,13 +15,19 @@ typedef struct out {
 } out;
 
 static void put(out *o, const char *key, lm_value v) { o->kv[o->n++] = (lm_meta_entry){.key = key, .value = v}; }
-static void put_str(out *o, const char *key, const char *s) { put(o, key, (lm_value){.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = STRING}); }
+static void put_str(out *o, const char *key, const char *s) {
+    put(o, key, (lm_value){.kind = LM_V_STRING, .str = {s, strlen(s)}, .gguf_type = STRING});
+}
 static void put_bool(out *o, const char *key, bool v) { put(o, key, (lm_value){.kind = LM_V_BOOL, .b = v, .gguf_type = BOOL}); }
 static void put_id(out *o, const char *key, int32_t id) {
     if (id >= 0) put(o, key, (lm_value){.kind = LM_V_INT, .i = id, .u = (uint64_t)id, .gguf_type = U32});
 }
-static void put_strs(out *o, const char *key, const lm_str *s, uint64_t n) { put(o, key, (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_STRING, .arr = {s, n}, .gguf_type = STRING}); }
-static void put_types(out *o, const int64_t *t, uint64_t n) { put(o, "tokenizer.ggml.token_type", (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_INT, .arr = {t, n}, .gguf_type = I32}); }
+static void put_strs(out *o, const char *key, const lm_str *s, uint64_t n) {
+    put(o, key, (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_STRING, .arr = {s, n}, .gguf_type = STRING});
+}
+static void put_types(out *o, const int64_t *t, uint64_t n) {
+    put(o, "tokenizer.ggml.token_type", (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_INT, .arr = {t, n}, .gguf_type = I32});
+}
 
 static lm_status out_init(out *o, lm_arena *a, lm_error *err) {
     *o = (out){.a = a, .kv = lm_arena_calloc(a, MAX_ENTRIES, sizeof(lm_meta_entry))};
@@ -165,7 +171,8 @@ static lm_status pieces(const lm_tokenizer *t, const char *s, lm_encoder *e, lm_
 }
 
 static bool same_pieces(const lm_encoder *x, const lm_encoder *y) {
-    return x->text.n == y->text.n && !memcmp(x->text.s, y->text.s, x->text.n) && x->span.n == y->span.n && !memcmp(x->span.v, y->span.v, x->span.n * sizeof *x->span.v);
+    return x->text.n == y->text.n && !memcmp(x->text.s, y->text.s, x->text.n) && x->span.n == y->span.n &&
+           !memcmp(x->span.v, y->span.v, x->span.n * sizeof *x->span.v);
 }
 
 /* *same: both normalise and cut the probes alike, whatever their vocabulary makes of the pieces. */
@@ -200,7 +207,8 @@ static lm_status find_pre(out *o, const lm_source *src, const lm_tokenizer *t, l
     uint32_t at = o->n++;
     const char *name;
     for (uint32_t i = 0; (name = lm_pre_name(i)) != NULL; i++) {
-        o->kv[at] = (lm_meta_entry){.key = "tokenizer.ggml.pre", .value = {.kind = LM_V_STRING, .str = {name, strlen(name)}, .gguf_type = STRING}};
+        o->kv[at] = (lm_meta_entry){.key = "tokenizer.ggml.pre",
+                                    .value = {.kind = LM_V_STRING, .str = {name, strlen(name)}, .gguf_type = STRING}};
         lm_tokenizer *back;
         bool same = false;
         LM_TRY(read_back(o, sorted, src, &back, err));
@@ -268,7 +276,9 @@ static lm_status convert_spm(out *o, const lm_source *src, const lm_tokenizer *t
     if (!score || !sorted) return lm_fail_nomem(err, "the tokenizer", vocab * sizeof *score);
     if (t->ignore_merges) return refuse(src, err, "GGUF's scores can't say that whole words come before merges");
     LM_TRY(lm_spm_scores(t, score, &why, err));
-    if (why) return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "tokenizer.json", "GGUF's scores can't say what its merges do: %s", why);
+    if (why)
+        return lm_fail_at(err, LM_UNSUPPORTED, src->path, LM_NO_OFFSET, "tokenizer.json", "GGUF's scores can't say what its merges do: %s",
+                          why);
     put_str(o, "tokenizer.ggml.model", "llama");
     LM_TRY(put_tokens(o, t, vocab, err));
     put(o, "tokenizer.ggml.scores", (lm_value){.kind = LM_V_ARRAY, .elem = LM_V_FLOAT, .arr = {score, vocab}, .gguf_type = F32});
@@ -297,7 +307,8 @@ static lm_status convert_spm(out *o, const lm_source *src, const lm_tokenizer *t
 }
 
 static lm_status convert(out *o, const lm_source *src, const lm_tokenizer *t, uint32_t vocab, lm_error *err) {
-    if (t->n > vocab) return lm_fail_at(err, LM_FORMAT, src->path, LM_NO_OFFSET, "tokenizer.json", "%u tokens for a vocabulary of %u", t->n, vocab);
+    if (t->n > vocab)
+        return lm_fail_at(err, LM_FORMAT, src->path, LM_NO_OFFSET, "tokenizer.json", "%u tokens for a vocabulary of %u", t->n, vocab);
     if (t->prefix.n > 1 || t->suffix.n > 1) return refuse(src, err, "GGUF can't say that more than one token is put around a text");
     if (!t->plan.bytes && t->byte_fallback && !t->score) return convert_spm(o, src, t, vocab, err);
     if (!t->plan.bytes || t->byte_fallback || t->score)

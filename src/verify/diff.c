@@ -211,7 +211,8 @@ static lm_status check_options(const lm_diff *d, lm_error *err) {
         return lm_fail(err, LM_USAGE, "a trace brings its own token ids: leave --ids, --prompt and --text out");
     if (!trace && !o->n_ids && !o->text)
         return lm_fail(err, LM_USAGE, "no side is a trace: say which tokens to run, with --ids, --prompt or --text");
-    if (!run && !o->model) return lm_fail(err, LM_USAGE, "neither side is run here: name the model that they are of with --model, for the arbiter");
+    if (!run && !o->model)
+        return lm_fail(err, LM_USAGE, "neither side is run here: name the model that they are of with --model, for the arbiter");
     if (run && o->model)
         return lm_fail(err, LM_USAGE, "--model is for two traces or servers; here the arbiter takes the weights of the side that is run");
     if (o->samples > MOST_SAMPLES) return lm_fail(err, LM_USAGE, "%u samples are too many: at most %u", o->samples, (uint32_t)MOST_SAMPLES);

@@ -151,7 +151,8 @@ static lm_status keep(lm_forward *f, uint32_t n_slots, bool every, lm_error *err
     char name[32];
     for (uint32_t i = 0; i < n_slots; i++)
         if (f->seen[i])
-            LM_TRY(lm_ledger_depth(f->j->l, &(lm_depth){f->c->k, lm_trace_hidden_name(f->j->t, i, name), fmax(f->off[i], 0), f->max_abs[i]}, err));
+            LM_TRY(lm_ledger_depth(f->j->l, &(lm_depth){f->c->k, lm_trace_hidden_name(f->j->t, i, name), fmax(f->off[i], 0), f->max_abs[i]},
+                                   err));
     for (uint32_t i = 0; i < f->c->n && every; i++) LM_TRY(lm_ledger_spot(f->j->l, &f->spot[i], err));
     return LM_OK;
 }

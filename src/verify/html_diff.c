@@ -107,7 +107,8 @@ static void positions(const page *p, const lm_diff_case *c) {
     for (uint32_t i = 0; i < c->n && i < MOST_CELLS; i++) {
         const lm_diff_row *r = &c->row[i];
         const double v = kl ? r->kl : r->dlogprob;
-        lm_html_cell(p->f, lm_html_heat(v, kl ? 1e-10 : 1e-6, 1), lm_diff_disputed(r), "position %u: %s %.3g", i, kl ? "KL" : "|dlogprob|", v);
+        lm_html_cell(p->f, lm_html_heat(v, kl ? 1e-10 : 1e-6, 1), lm_diff_disputed(r), "position %u: %s %.3g", i, kl ? "KL" : "|dlogprob|",
+                     v);
     }
     lm_html_strip_end(p->f);
     if (c->n > MOST_CELLS) fprintf(p->f, "<p class=\"soft\">%u more positions are not shown.</p>\n", c->n - MOST_CELLS);
@@ -176,7 +177,8 @@ static void cases(const page *p) {
         const lm_diff_case *c = &d->c[k];
         uint32_t flips = 0;
         for (uint32_t i = 0; i < c->n; i++) flips += lm_diff_disputed(&c->row[i]);
-        lm_html_heading(p->f, "Case %u: %u tokens%s, %u disputed", c->k, c->n_prompt, c->n > c->n_prompt ? " and their continuation" : "", flips);
+        lm_html_heading(p->f, "Case %u: %u tokens%s, %u disputed", c->k, c->n_prompt, c->n > c->n_prompt ? " and their continuation" : "",
+                        flips);
         if (c->note[0]) {
             fputs("<p>", p->f);
             lm_html_text(p->f, c->note);
@@ -201,7 +203,8 @@ static void environment(const page *p) {
         if (!side->spec) continue;
         lm_html_fact(f, s ? "B" : "A", "%s", side->about);
         if (side->t) lm_html_fact(f, "its sha256", "%s", side->t->sha256);
-        else if (side->e && lm_source_sha256(side->e->src, hex, NULL, NULL, NULL) == LM_OK) lm_html_fact(f, "its weights' sha256", "%s", hex);
+        else if (side->e && lm_source_sha256(side->e->src, hex, NULL, NULL, NULL) == LM_OK)
+            lm_html_fact(f, "its weights' sha256", "%s", hex);
     }
     lm_html_fact(f, "the arbiter", "%s; %u samples per lane, seed %" PRIu64 "; a band is %g times the largest sample",
                  d->arbiter->backend->describe(d->arbiter->device), d->samples, d->o->seed, LM_BAND);

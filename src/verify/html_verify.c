@@ -55,7 +55,8 @@ static void margins(FILE *f, const lm_ledger *l) {
         for (uint32_t i = 0; i < n; i++) one[i] = 1;
         const lm_line line[] = {{"the bound", one, true, 3}, {"measured, as a share of what is allowed", share, false, 0}};
         lm_html_heading(f, "How near the bounds");
-        lm_html_chart(f, "Distances of logits and log-probabilities, and 1 - cosine of hidden states, in the order of the table", place, n, line, 2);
+        lm_html_chart(f, "Distances of logits and log-probabilities, and 1 - cosine of hidden states, in the order of the table", place, n,
+                      line, 2);
     }
     lm_free(place);
     lm_free(share);

@@ -35,7 +35,8 @@ lm_status lm_http_parse(const char *url, lm_http *out, lm_error *err) {
     if (!n || n >= sizeof out->host || prefix >= sizeof out->prefix || strcspn(path, " \r\n\t?#") < prefix)
         return lm_fail_at(err, LM_USAGE, url, LM_NO_OFFSET, NULL, "a server is http://HOST[:PORT][/PATH]");
     uint32_t port = 0; /* checked here: the C library takes a larger one modulo 65536 */
-    for (size_t i = 0; i < ports && ports <= 5; i++) port = colon[1 + i] >= '0' && colon[1 + i] <= '9' ? 10 * port + (uint32_t)(colon[1 + i] - '0') : 65536;
+    for (size_t i = 0; i < ports && ports <= 5; i++)
+        port = colon[1 + i] >= '0' && colon[1 + i] <= '9' ? 10 * port + (uint32_t)(colon[1 + i] - '0') : 65536;
     if (colon && (!port || port > 65535))
         return lm_fail_at(err, LM_USAGE, url, LM_NO_OFFSET, NULL, "the port after the colon must be a number from 1 to 65535");
     memcpy(out->host, from, n);

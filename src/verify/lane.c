@@ -165,7 +165,8 @@ static lm_status run_case(beside *b, const lm_trace_case *c, lm_error *err) {
 }
 
 /* ---- the claims -------------------------------------------------------------------------------------------------------------------*/
-static lm_status add(const beside *b, bool good, const char *name, const char *bound, const char *measured, const char *note, lm_error *err) {
+static lm_status add(const beside *b, bool good, const char *name, const char *bound, const char *measured, const char *note,
+                     lm_error *err) {
     const lm_claim c = {.verdict = good ? LM_PROVEN : LM_REFUTED, .gate = true, .section = "G3", .name = name, .bound = bound, .measured = measured,
                         .witness = b->j->trace_path, .sha256 = b->j->t->sha256, .note = note};
     return lm_ledger_add(b->j->l, &c, err);
@@ -174,22 +175,27 @@ static lm_status claims(const beside *b, lm_error *err) {
     static const double share = 0.99;
     lm_ledger *l = b->j->l;
     const lm_quality *q = &b->q;
-    const lm_mean kl = lm_quality_kl(q), top = lm_quality_top1(q), own = lm_quality_kl(&b->imitated), own_top = lm_quality_top1(&b->imitated);
+    const lm_mean kl = lm_quality_kl(q), top = lm_quality_top1(q), own = lm_quality_kl(&b->imitated),
+                  own_top = lm_quality_top1(&b->imitated);
     double p99, own_p99;
     LM_TRY(lm_quality_quantiles(q, &share, 1, &p99, err));
     LM_TRY(lm_quality_quantiles(&b->imitated, &share, 1, &own_p99, err));
     const double se = own.n > 1 ? own.se : 0;
     const bool explained = kl.value - (kl.n > 1 ? 2 * kl.se : 0) <= TIMES * (own.value + se);
     LM_TRY(add(b, explained, "mean KL to the arbiter",
-               lm_say(l, "<= %g x (%.3g + %.2g), the arbiter's own with the lane's rounding imitated, two standard errors aside", TIMES, own.value, se),
+               lm_say(l, "<= %g x (%.3g + %.2g), the arbiter's own with the lane's rounding imitated, two standard errors aside", TIMES,
+                      own.value, se),
                lm_say(l, "%.3g +- %.2g over %llu positions", kl.value, kl.n > 1 ? kl.se : 0.0, (unsigned long long)kl.n),
                lm_say(l, "the largest: %.3g in c%u, position %u", q->max_kl, q->max_at[0], q->max_at[1]), err));
     LM_TRY(add(b, isfinite(p99), "p99 KL (reported)", "finite", lm_say(l, "%.3g (imitated: %.3g)", p99, own_p99), NULL, err));
     LM_TRY(add(b, isfinite(q->max_kl), "top-1 (reported)", "finite",
-               lm_say(l, "%.4f, %llu of %llu (imitated: %.4f)", top.value, (unsigned long long)q->same, (unsigned long long)q->n, own_top.value), NULL, err));
+               lm_say(l, "%.4f, %llu of %llu (imitated: %.4f)", top.value, (unsigned long long)q->same, (unsigned long long)q->n,
+                      own_top.value),
+               NULL, err));
     return add(b, isfinite(q->dlogprob), "max |dlogprob|, top 64 (reported)", "finite",
-               lm_say(l, "%.3g in c%u, position %u, id %u (imitated: %.3g)", q->dlogprob, q->dlogprob_at[0], q->dlogprob_at[1], q->dlogprob_id,
-                      b->imitated.dlogprob), NULL, err);
+               lm_say(l, "%.3g in c%u, position %u, id %u (imitated: %.3g)", q->dlogprob, q->dlogprob_at[0], q->dlogprob_at[1],
+                      q->dlogprob_id, b->imitated.dlogprob),
+               NULL, err);
 }
 
 static lm_status alloc(beside *b, lm_error *err) {
@@ -214,7 +220,8 @@ lm_status lm_judge_g3(lm_judge *j, lm_error *err) {
     beside b = {.j = j, .vocab = j->e->program->vocab, .err = err, .noise = {.seed = SEED}};
     const lm_engine_options eo = {.backend = "f64", .device = {.threads = j->eo.device.threads}, .interrupted = j->eo.interrupted,
                                   .interrupted_ctx = j->eo.interrupted_ctx};
-    if (!lm_prec_of_lane(j->eo.device.lane, &b.noise.prec)) return lm_fail(err, LM_INTERNAL, "no noise is known for lane %.40s", j->eo.device.lane);
+    if (!lm_prec_of_lane(j->eo.device.lane, &b.noise.prec))
+        return lm_fail(err, LM_INTERNAL, "no noise is known for lane %.40s", j->eo.device.lane);
     for (uint32_t i = 0; i < j->t->n_cases; i++) b.total += (uint64_t)j->t->c[i].n + j->t->c[i].n_greedy;
     lm_status st = alloc(&b, err);
     if (st == LM_OK) st = lm_engine_share(j->e, &eo, &b.exact, err);

@@ -18,7 +18,8 @@ lm_status lm_judge_met_fits(const lm_judge *j, lm_error *err) {
     const bool own = lane && lane->kind == LM_V_STRING && !strcmp(lane->str.s, "hf-bf16");
     if (!own && strcmp(j->t->dtype, "bfloat16"))
         return lm_fail_at(err, LM_USAGE, j->trace_path, LM_NO_OFFSET, "lane",
-                          "hf-bf16 imitates a bfloat16 run of transformers, this trace's dtype is '%.40s': verify it in lane f64", j->t->dtype);
+                          "hf-bf16 imitates a bfloat16 run of transformers, this trace's dtype is '%.40s': verify it in lane f64",
+                          j->t->dtype);
     if (how && how->kind == LM_V_STRING && strcmp(how->str.s, "eager"))
         return lm_fail_at(err, LM_USAGE, j->trace_path, LM_NO_OFFSET, "lane",
                           "hf-bf16 rounds as transformers' eager attention does, this trace was made with '%.40s'", how->str.s);

@@ -101,7 +101,8 @@ static lm_status run_windows(lm_ppl *p, lm_error *err) {
     lm_saved *save = p->o->save ? lm_arena_calloc(p->arena, p->n_windows, sizeof *save) : NULL;
     double **row[] = {&c.x, &c.e, &c.ref, &c.scratch, &c.lp};
     for (size_t i = 0; i < sizeof row / sizeof *row; i++)
-        if (!(*row[i] = lm_arena_calloc(p->arena, vocab, sizeof(double)))) return lm_fail_nomem(err, "a row of logits", vocab * sizeof(double));
+        if (!(*row[i] = lm_arena_calloc(p->arena, vocab, sizeof(double))))
+            return lm_fail_nomem(err, "a row of logits", vocab * sizeof(double));
     if (p->o->save && !save) return lm_fail_nomem(err, "a reference", p->n_windows * sizeof *save);
     for (uint32_t i = 0; i < p->n_windows; i++) c.total += save ? p->w[i].n : p->w[i].last + 1 - p->w[i].first;
     lm_sha256_init(&c.hash);

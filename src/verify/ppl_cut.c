@@ -10,7 +10,8 @@ static lm_status encode(lm_ppl *p, lm_ids *ids, lm_error *err) {
     lm_tokenizer *tok = NULL;
     lm_status st = lm_tokenizer_from_source(p->e->src, &tok, err);
     if (st == LM_MISSING)
-        return lm_fail_at(err, LM_USAGE, p->e->src->path, LM_NO_OFFSET, "text", "the model carries no tokenizer; give token ids with --ids");
+        return lm_fail_at(err, LM_USAGE, p->e->src->path, LM_NO_OFFSET, "text",
+                          "the model carries no tokenizer; give token ids with --ids");
     if (st == LM_OK) st = lm_tokenizer_encode(tok, p->o->text, p->o->text_n, true, false, ids, err);
     if (st == LM_OK) p->bos = ids->n && lm_tokenizer_bos(tok) >= 0 && ids->id[0] == lm_tokenizer_bos(tok);
     lm_tokenizer_free(tok);

@@ -196,7 +196,8 @@ static lm_status open_sides(lm_quant *q, lm_error *err) {
     LM_TRY(lm_side_parse(d, 1, d->o->b, err));
     for (int s = 0; s < 2; s++)
         if (d->side[s].is_trace)
-            return lm_fail_at(err, LM_USAGE, d->side[s].spec, LM_NO_OFFSET, NULL, "is no model to run: --quant takes two (a trace: lemma ppl --kl)");
+            return lm_fail_at(err, LM_USAGE, d->side[s].spec, LM_NO_OFFSET, NULL,
+                              "is no model to run: --quant takes two (a trace: lemma ppl --kl)");
     LM_TRY(lm_side_open_run(d, 0, err));
     LM_TRY(lm_side_open_run(d, 1, err));
     d->p = d->side[0].e->program;

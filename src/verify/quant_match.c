@@ -7,7 +7,8 @@
 
 static lm_status other_program(const lm_quant *q, const lm_op *op, const char *what, lm_error *err) {
     return lm_fail_at(err, LM_USAGE, q->d.side[1].path, LM_NO_OFFSET, op->name,
-                      "is not the same program as %s: %s; --quant compares a model with a quantized file of itself", q->d.side[0].path, what);
+                      "is not the same program as %s: %s; --quant compares a model with a quantized file of itself", q->d.side[0].path,
+                      what);
 }
 
 static bool map(uint32_t *to, uint32_t a, uint32_t b) {
@@ -33,7 +34,8 @@ static bool shapes_fit(const lm_quant *q) {
 lm_status lm_quant_match(lm_quant *q, lm_error *err) {
     const lm_program *a = q->d.side[0].e->program, *b = q->d.side[1].e->program;
     if (a->n_ops != b->n_ops)
-        return lm_fail(err, LM_USAGE, "the two are not the same program (%s of %u ops, %s of %u): --quant compares a model with a quantized file of itself",
+        return lm_fail(err, LM_USAGE,
+                       "the two are not the same program (%s of %u ops, %s of %u): --quant compares a model with a quantized file of itself",
                        a->arch, a->n_ops, b->arch, b->n_ops);
     q->weight = lm_arena_calloc(q->d.arena, a->n_weights + 1, sizeof *q->weight);
     q->vec = lm_arena_calloc(q->d.arena, a->n_vecs + 1, sizeof *q->vec);
@@ -62,7 +64,8 @@ static int32_t layer_of(const lm_program *p, uint32_t i, bool vec) {
 
 static lm_status group_of(lm_quant *q, const char *tensor, int32_t layer, uint32_t *out, lm_error *err) {
     const char *name = tensor;
-    if (q->by == LM_QUANT_LAYER && layer >= 0 && !(name = lm_arena_printf(q->d.arena, "layer %d", layer))) return lm_fail_nomem(err, "a name", 16);
+    if (q->by == LM_QUANT_LAYER && layer >= 0 && !(name = lm_arena_printf(q->d.arena, "layer %d", layer)))
+        return lm_fail_nomem(err, "a name", 16);
     for (*out = 0; *out < q->n_parts; ++*out)
         if (!strcmp(q->part[*out].name, name)) return LM_OK;
     q->part[q->n_parts++] = (lm_part_cost){.name = name};
@@ -118,7 +121,8 @@ static lm_status measure(lm_quant *q, sums *s, lm_error *err) {
     float *x = lm_arena_calloc(q->d.arena, widest, sizeof *x), *y = lm_arena_calloc(q->d.arena, widest, sizeof *y);
     if (!x || !y) return lm_fail_nomem(err, "a row", widest * sizeof *x);
     for (uint32_t i = 0; i < a->n_weights; i++) {
-        if (o->progress && !o->progress(o->progress_ctx, "comparing the weights", i, a->n_weights)) return lm_fail(err, LM_INTERRUPTED, "interrupted");
+        if (o->progress && !o->progress(o->progress_ctx, "comparing the weights", i, a->n_weights))
+            return lm_fail(err, LM_INTERRUPTED, "interrupted");
         if (q->weight[i] != LM_NONE) take_weight(q, i, x, y, &s[q->weight_group[i]]);
     }
     for (uint32_t i = 0; i < a->n_vecs; i++)

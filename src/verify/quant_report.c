@@ -19,7 +19,8 @@ static void parts(FILE *f, const lm_quant *q) {
     uint32_t shown = 0;
     uint64_t elements = 0;
     const uint32_t changed = q->n_parts - q->n_unchanged;
-    fprintf(f, "\n%9s %8s %9s %6s  %8s  %6s %9s  %s\n", "KL alone", "+-", "p99", "flips", "|dW|/|W|", "type", "MiB", q->by == LM_QUANT_LAYER ? "layer" : "tensor");
+    fprintf(f, "\n%9s %8s %9s %6s  %8s  %6s %9s  %s\n", "KL alone", "+-", "p99", "flips", "|dW|/|W|", "type", "MiB",
+            q->by == LM_QUANT_LAYER ? "layer" : "tensor");
     for (uint32_t i = 0; i < q->n_parts; i++) {
         const lm_part_cost *c = &q->part[i];
         bits += 8.0 * (double)c->bytes;

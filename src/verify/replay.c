@@ -372,7 +372,8 @@ static lm_status run_blocks(rig *r, lm_error *err) {
     uint32_t block;
     const lm_evidence_options *o = &r->d->o->run;
     LM_TRY(make_room(r, &block, err));
-    for (uint32_t i = 0; i < r->n_seqs; i++) LM_TRY(lm_state_create(r->p, r->d->arbiter->backend->cache(r->d->arbiter->device), &r->state[i], err));
+    for (uint32_t i = 0; i < r->n_seqs; i++)
+        LM_TRY(lm_state_create(r->p, r->d->arbiter->backend->cache(r->d->arbiter->device), &r->state[i], err));
     for (int s = 0; s < 2; s++) LM_TRY(lm_side_restart(&r->d->side[s], err));
     for (r->from = 0; r->from < r->c->n; r->from += r->n) {
         r->n = r->c->n - r->from < block ? r->c->n - r->from : block;

@@ -62,7 +62,8 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
 }
 
 /* Scalars that transformers takes null for in any family: none, or as the rest says. Lists and groups may always be null. */
-static const char nullable[] = "attn_logit_softcapping|use_bidirectional_attention|beta_fast|beta_slow|mscale|mscale_all_dim|attention_factor";
+static const char nullable[] =
+    "attn_logit_softcapping|use_bidirectional_attention|beta_fast|beta_slow|mscale|mscale_all_dim|attention_factor";
 static bool is_one_of(const char *list, const char *key) {
     char one[120];
     while (list) {

@@ -13,7 +13,8 @@ double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent
 
 void lm_gemma_rope_spelling(lm_b *b) {
     if (b->gguf || !lm_cfg_has(b, "rope_scaling.type", NULL) || lm_cfg_has(b, "rope_scaling.rope_type", NULL)) return;
-    lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling.type", "is a spelling that %s in transformers passes over: call it rope_type", b->arch->name);
+    lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_scaling.type", "is a spelling that %s in transformers passes over: call it rope_type",
+                  b->arch->name);
 }
 
 void lm_gemma_defaults(lm_b *b, uint32_t kv_heads, uint32_t head_dim, uint32_t ffn) {

@@ -29,7 +29,8 @@ void lm_windows(lm_b *b, uint32_t window, uint32_t period) {
             slides = flags ? ((const uint8_t *)pattern->arr.data)[l] != 0 : period == 0 || (l + 1) % period != 0;
         }
         if (slides && types && !window)
-            lm_graph_fail(&b->g, LM_FORMAT, "layer_types", "layer %u slides, but the config has no window (sliding_window, use_sliding_window)", l);
+            lm_graph_fail(&b->g, LM_FORMAT, "layer_types",
+                          "layer %u slides, but the config has no window (sliding_window, use_sliding_window)", l);
         h->layer[l].window = slides ? window : 0;
     }
 }

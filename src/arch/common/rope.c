@@ -113,7 +113,8 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
     s.theta = lm_cfg_f64(b, KEY_OR_TOP("rope_theta"), NULL, theta);
     s.partial = lm_cfg_f64(b, KEY_OR_TOP("partial_rotary_factor"), NULL, partial);
     if (s.partial != 1.0 && !b->arch->partial_rope)
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, "partial_rotary_factor", "is %g, but %s in transformers turns whole heads", s.partial, b->arch->name);
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "partial_rotary_factor", "is %g, but %s in transformers turns whole heads", s.partial,
+                      b->arch->name);
     s.factor = lm_cfg_f64(b, KEY("factor"), NULL, 1.0);
     s.low = lm_cfg_f64(b, KEY("low_freq_factor"), NULL, 1.0);
     s.high = lm_cfg_f64(b, KEY("high_freq_factor"), NULL, 4.0);

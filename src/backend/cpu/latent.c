@@ -84,7 +84,9 @@ static void values_of_page(const attend *a, const work *w, uint32_t r0, uint32_t
     for (uint32_t pass = 0; pass < 3; pass++) {
         if (pass == 1) {
             const size_t i = (size_t)r0 * heads;
-            if (common) k->accumulate(w->s + i * LM_PAGE + clo, LM_PAGE, (r1 - r0) * heads, v + clo * ldv, ldv, chi - clo, a->dv, w->page + i * a->dv, a->dv);
+            if (common)
+                k->accumulate(w->s + i * LM_PAGE + clo, LM_PAGE, (r1 - r0) * heads, v + clo * ldv, ldv, chi - clo, a->dv,
+                              w->page + i * a->dv, a->dv);
             continue;
         }
         for (uint32_t r = r0; r < r1; r++) {
@@ -107,7 +109,8 @@ static void page_of_keys(const attend *a, const work *w, uint32_t n_rows, uint32
     }
     if (r0 == r1) return;
     const uint32_t i0 = r0 * heads, i1 = r1 * heads;
-    a->f->k->dots(w->q + (size_t)i0 * a->dk, a->dk, i1 - i0, key + first * ldk, ldk, end - first, a->dk, w->s + (size_t)i0 * LM_PAGE + first, LM_PAGE);
+    a->f->k->dots(w->q + (size_t)i0 * a->dk, a->dk, i1 - i0, key + first * ldk, ldk, end - first, a->dk,
+                  w->s + (size_t)i0 * LM_PAGE + first, LM_PAGE);
     float m[2 * QUERIES], l[2 * QUERIES];
     for (uint32_t i = i0; i < i1; i++) soften(a, w, i, lo[i / heads], hi[i / heads], &m[i], &l[i]);
     values_of_page(a, w, r0, r1, heads, lo, hi, value, ldv);
@@ -123,7 +126,8 @@ static void listed_pages(const attend *a, const work *w, uint32_t row, uint32_t 
     for (uint32_t j = 0; j < lm_cpu_width(f, a->list); j++)
         if (at[j] >= (float)first && at[j] <= (float)pos) w->mark[(uint32_t)at[j]] = 1;
     for (uint32_t page = first / LM_PAGE; page <= pos / LM_PAGE; page++) {
-        const float *k = lm_state_keys(state_of(f, row), a->slot, page, kv), *v = a->latent ? k : lm_state_values(state_of(f, row), a->slot, page, kv);
+        const float *k = lm_state_keys(state_of(f, row), a->slot, page, kv),
+                    *v = a->latent ? k : lm_state_values(state_of(f, row), a->slot, page, kv);
         const size_t ldv = a->latent ? a->dk : a->dv;
         const uint32_t none = 0;
         uint32_t n = 0;
@@ -156,13 +160,15 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     const uint32_t nq = n_rows * heads, first_head = kv * a->group + h0;
     const work w = work_at(a, nq, mem);
     for (uint32_t i = 0; i < nq; i++) {
-        memcpy(w.q + (size_t)i * a->dk, a->q + (row - a->base + i / heads) * a->q_row + (first_head + i % heads) * a->q_head, a->dk * sizeof(float));
+        memcpy(w.q + (size_t)i * a->dk, a->q + (row - a->base + i / heads) * a->q_row + (first_head + i % heads) * a->q_head,
+               a->dk * sizeof(float));
         w.l[i] = -1; /* nothing seen yet */
     }
     if (a->list != LM_NONE) listed_pages(a, &w, row, kv, heads);
     else dense_pages(a, &w, row, n_rows, kv, heads);
     for (uint32_t i = 0; i < nq; i++) {
-        float *to = a->out + (row - a->base + i / heads) * a->out_row + (first_head + i % heads) * a->out_head, *o = w.o + (size_t)i * a->dv;
+        float *to = a->out + (row - a->base + i / heads) * a->out_row + (first_head + i % heads) * a->out_head,
+              *o = w.o + (size_t)i * a->dv;
         if (w.l[i] < 0) memset(o, 0, a->dv * sizeof *o), w.m[i] = -INFINITY, w.l[i] = 0; /* an empty list: only a sink can be seen */
         float scale = 1, l = w.l[i];
         if (a->sinks) {
@@ -180,7 +186,8 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
 static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
     const attend *a = ctx;
     const lm_cpu *f = a->f;
-    const uint32_t chunks = (a->group + a->chunk - 1) / a->chunk, part = task % (a->kv_heads * chunks), block = task / (a->kv_heads * chunks);
+    const uint32_t chunks = (a->group + a->chunk - 1) / a->chunk, part = task % (a->kv_heads * chunks),
+                   block = task / (a->kv_heads * chunks);
     const uint32_t kv = part / chunks, h0 = part % chunks * a->chunk, heads = a->group - h0 < a->chunk ? a->group - h0 : a->chunk;
     uint32_t row = a->base + block * a->rows_per_task, end = row + a->rows_per_task < a->row_end ? row + a->rows_per_task : a->row_end;
     while (row < end) {
@@ -203,7 +210,8 @@ static void store(const lm_cpu *f, uint32_t slot, uint32_t i, const float *k, co
     const uint32_t page = f->pos[i] / LM_PAGE, at = f->pos[i] % LM_PAGE;
     for (uint32_t h = 0; h < c->heads; h++) {
         memcpy((float *)lm_state_keys(state_of(f, i), slot, page, h) + (size_t)at * c->dk, k + (size_t)h * c->dk, c->dk * sizeof *k);
-        if (v) memcpy((float *)lm_state_values(state_of(f, i), slot, page, h) + (size_t)at * c->dv, v + (size_t)h * c->dv, c->dv * sizeof *v);
+        if (v)
+            memcpy((float *)lm_state_values(state_of(f, i), slot, page, h) + (size_t)at * c->dv, v + (size_t)h * c->dv, c->dv * sizeof *v);
     }
 }
 /* ---- MLA, absorbed: the query meets the latent itself; one key head for all ------------------------------------------------------*/
@@ -233,7 +241,8 @@ static void mla_value_task(void *ctx, uint32_t h, uint32_t thread) {
     const uint32_t heads = op->mla.heads, rank = op->mla.rank, dv = op->mla.dv;
     float *xp = m->lp + (size_t)h * m->n * rank;
     for (uint32_t i = 0; i < lm_x_tiles(m->n); i++) lm_x_pack(m->latent + (size_t)h * rank, (size_t)heads * rank, NULL, m->n, i, rank, xp);
-    lm_product p = {f->k, &lm_cpu_aux(f, op)->v, h, false, NULL, xp, m->n, lm_cpu_at(f, op->out, m->r0) + (size_t)h * dv, (size_t)heads * dv};
+    lm_product p = {
+        f->k, &lm_cpu_aux(f, op)->v, h, false, NULL, xp, m->n, lm_cpu_at(f, op->out, m->r0) + (size_t)h * dv, (size_t)heads * dv};
     for (uint32_t i = 0, tasks = lm_product_tasks(&p); i < tasks; i++) lm_product_run(&p, i, lm_cpu_scratch(f, thread));
 }
 static uint32_t mla_rows(const lm_cpu *f) { return f->n < LM_CPU_MLA_ROWS ? f->n : LM_CPU_MLA_ROWS; }
@@ -263,7 +272,8 @@ static void run_mla(lm_cpu *f, const lm_op *op) {
 }
 static bool need_mla(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
     const uint64_t dk = (uint64_t)op->mla.rank + op->mla.rope;
-    const uint64_t attend_floats = work_floats(QUERIES, dk, op->mla.rank, op->d != LM_NONE, f->max_len), product = lm_product_scratch(mla_rows(f));
+    const uint64_t attend_floats = work_floats(QUERIES, dk, op->mla.rank, op->d != LM_NONE, f->max_len),
+                   product = lm_product_scratch(mla_rows(f));
     out->thread = attend_floats > product ? attend_floats : product;
     return lm_mul((uint64_t)mla_rows(f) * op->mla.heads, op->mla.nope + dk + 2 * (uint64_t)op->mla.rank, &out->shared);
 }
@@ -296,7 +306,8 @@ static void index_task(void *ctx, uint32_t i, uint32_t thread) {
     ranked *r = (ranked *)(void *)(s + (size_t)heads * LM_PAGE);
     for (uint32_t j0 = 0; j0 < n; j0 += LM_PAGE) {
         const uint32_t m = n - j0 < LM_PAGE ? n - j0 : LM_PAGE;
-        f->k->dots(lm_cpu_at(f, op->a, i), dim, heads, lm_state_keys(state_of(f, i), op->index.slot, j0 / LM_PAGE, 0), dim, m, dim, s, LM_PAGE);
+        f->k->dots(lm_cpu_at(f, op->a, i), dim, heads, lm_state_keys(state_of(f, i), op->index.slot, j0 / LM_PAGE, 0), dim, m, dim, s,
+                   LM_PAGE);
         for (uint32_t j = 0; j < m; j++) {
             float sum = 0;
             for (uint32_t h = 0; h < heads; h++) {

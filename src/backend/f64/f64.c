@@ -14,7 +14,9 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
                           o->lane);
     if (o->cpu_level)
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "cpu-level", "the f64 backend has no CPU levels: leave the option out");
-    if (o->kv) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "the f64 backend keeps its caches in double: leave the option out");
+    if (o->kv)
+        return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv",
+                          "the f64 backend keeps its caches in double: leave the option out");
     lm_device *d = lm_calloc(1, sizeof *d);
     if (!d) return lm_fail_nomem(err, "the f64 device", sizeof *d);
     lm_status s = lm_pool_create(o->threads, &d->pool, err);
