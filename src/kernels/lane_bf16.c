@@ -53,8 +53,10 @@ bool lm_bf16_agrees(const lm_bf16_kernels *k) {
         for (uint32_t j = 0; j < 2 * PAIRS * 32; j++) w[j / (PAIRS * 32)][j % (PAIRS * 32)] = odd_number(i, j);
         for (uint32_t j = 0; j < PAIRS * T * 2; j++) x[j] = odd_number(i, 1000 + j);
         memcpy(words, x, sizeof x);
-        lm_bf16_c.tile((const uint8_t *)w, sizeof w[0], 2, pairs, words, T, true, want, T);
-        k->tile((const uint8_t *)w, sizeof w[0], 2, pairs, words, T, true, got, T);
+        lm_bf16_tile a = {.w = (const uint8_t *)w, .strip_bytes = sizeof w[0], .x = words, .n_c = 2, .pairs = pairs, .n_t = T, .first = true, .ld = T};
+        a.ahead = a.w;
+        a.total = want, lm_bf16_c.tile(&a);
+        a.total = got, k->tile(&a);
         for (uint32_t j = 0; j < 2 * T * 16; j++)
             if (lm_f32_bits(want[j]) != lm_f32_bits(got[j]) && !(want[j] != want[j] && got[j] != got[j])) return false;
     }

@@ -14,12 +14,28 @@
 #define LM_KERNELS_LANE_BF16_H
 #include "kernels/kernels.h"
 
+/* n_c ≤ LM_STRIP_GROUP strips, strip_bytes apart, by n_t ≤ LM_TILE tokens: the products w[pairs][16][2]·x[pairs][n_t][2], by blocks of
+ * LM_BLK/2 pairs (the last may be short), enter total[(c*ld + t)*16 + row], the first block as what it is when `first`. Then `joins` times
+ * the total is added to the one `slot` floats before it, which takes its place. The result is left there or, where y is not NULL, written to
+ * y[t*ldy + c*16 + row], plus bias[c*16 + row] where that is not NULL. The bytes from `ahead` on, `step` a pair, will be needed soon; ahead
+ * may lie outside of all memory. */
+typedef struct lm_bf16_tile {
+    const uint8_t *w;
+    size_t strip_bytes;
+    const uint32_t *x;
+    uint32_t n_c, pairs, n_t, joins;
+    bool first;
+    float *total;
+    size_t ld, slot;
+    float *y;
+    size_t ldy;
+    const float *bias;
+    const uint8_t *ahead;
+    size_t step;
+} lm_bf16_tile;
 typedef struct lm_bf16_kernels {
     const char *level;
-    /* For n_c ≤ LM_STRIP_GROUP strips, strip_bytes apart: total[(c*ld + t)*16 + row] (= when first, or +=) the sum over `pairs` pairs of
-     * w[pairs][16][2] and x[pairs][n_t][2], n_t ≤ LM_TILE. pairs ≤ LM_BLK/2: one block. */
-    void (*tile)(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
-                 size_t ld);
+    void (*tile)(const lm_bf16_tile *a);
     void (*round)(const float *x, uint32_t n, uint16_t *dst);
 } lm_bf16_kernels;
 

@@ -29,7 +29,6 @@ typedef struct task {
     uint32_t s0, n_s, i0, i1;
     uint32_t slot;  /* floats of a total: [n_s][ld][16] */
     uint32_t ld;    /* tokens of a strip in it */
-    float *totals;  /* [tile][DEPTH][slot] */
     float *decoded; /* [PASS][n_s][LM_BLK][16] */
 } task;
 
@@ -53,85 +52,93 @@ typedef struct place {
     bool onto;       /* and its only one: it is added right to the sibling that waits */
 } place;
 static uint32_t n_segments(const lm_product *p) { return p->split ? SEGMENTS : 1; }
-static uint32_t depth_of(const place *a) { return (uint32_t)__builtin_popcount(a->waiting); }
-/* The end of a segment, of which there is a total when `some`. Where totals is NULL, nothing is added. */
-static void close_segment(const task *k, place *a, bool some, float *totals) {
-    uint32_t l = 0;
+/* The end of a segment, of which there is a total when `some`; returns how often the last total is then added to the one before it. */
+static uint32_t close_segment(const lm_product *p, place *a, bool some) {
+    uint32_t l = 0, joins = 0;
     for (; a->seg >> l & 1; l++) {
         if (!(a->waiting >> l & 1)) continue;
         a->waiting &= ~(1u << l);
-        float *sibling = totals ? totals + depth_of(a) * k->slot : NULL;
-        if (some && totals && !(l == 0 && a->onto)) k->p->k->axpy(sibling, 1.0f, sibling + k->slot, k->slot); /* fma(1, x, y) is x + y */
+        joins += some && !(l == 0 && a->onto);
         some = true;
     }
-    if (some && a->seg + 1 < n_segments(k->p)) a->waiting |= 1u << l;
+    if (some && a->seg + 1 < n_segments(p)) a->waiting |= 1u << l;
     a->seg++;
+    return joins;
 }
 /* To the first block of the next segment that has one. */
-static void open_segment(const task *k, place *a, float *totals) {
-    const lm_packed_matrix *w = k->p->w;
-    const uint64_t unit = lm_pack_unit(w->type), n = (w->K + unit - 1) / unit, segs = n_segments(k->p);
-    for (; a->seg < segs; close_segment(k, a, false, totals)) {
+static uint32_t open_segment(const lm_product *p, place *a) {
+    const uint64_t unit = lm_pack_unit(p->w->type), n = (p->w->K + unit - 1) / unit, segs = n_segments(p);
+    uint32_t joins = 0;
+    for (; a->seg < segs; joins += close_segment(p, a, false)) {
         const uint64_t end = (a->seg + 1) * n / segs * unit;
-        a->end = end < w->K ? (uint32_t)end : w->K;
+        a->end = end < p->w->K ? (uint32_t)end : p->w->K;
         a->first = true;
-        a->onto = (a->seg & 1) && (a->waiting & 1) && a->end - a->k <= (k->p->bf16 ? LM_BLK : LM_SUM);
-        if (a->k < a->end) return;
+        a->onto = (a->seg & 1) && (a->waiting & 1) && a->end - a->k <= (p->bf16 ? LM_BLK : LM_SUM);
+        if (a->k < a->end) break;
     }
-}
-static uint32_t block_of(const place *a) { return a->end - a->k < LM_BLK ? a->end - a->k : LM_BLK; }
-static void advance(const task *k, place *a, float *totals) {
-    a->k += block_of(a);
-    a->first = false;
-    if (a->k < a->end) return;
-    close_segment(k, a, true, totals);
-    open_segment(k, a, totals);
+    return joins;
 }
 
 /* ---- a pass --------------------------------------------------------------------------------------------------------------------------*/
+/* What every tile does with a block: its sum enters total `at` of the stack, as the first of it or not; then the stack's top is added `joins`
+ * times to the total below it. */
+typedef struct block {
+    uint32_t k, n, at, joins;
+    bool first;
+} block;
 static const uint8_t *strip_at(const task *k, uint32_t s) { return lm_packed_at(k->p->w, k->p->mat, k->s0 + s); }
 static float *decoded_at(const task *k, uint32_t b, uint32_t s) { return k->decoded + (size_t)(b * k->n_s + s) * LM_BLK * 16; }
-static const float *weights_at(const task *k, const place *a, uint32_t b, uint32_t s) {
-    return k->p->w->pack == LM_PACK_F32 ? (const float *)(const void *)strip_at(k, s) + (size_t)a->k * 16 : decoded_at(k, b, s);
-}
-/* The blocks of a pass that starts at a, decoded where a tile needs floats; a moves to the next pass. */
-static void prepare(const task *k, place *a) {
+/* The pass that starts at a: its blocks, decoded where a tile needs floats; a moves to the next one. Returns how many; the bf16 kernels take
+ * those of a segment as one. */
+static uint32_t prepare(const task *k, place *a, block blk[PASS]) {
     const lm_product *p = k->p;
     const bool decode = !p->bf16 && !by_gemv(p) && p->w->pack != LM_PACK_F32;
-    for (uint32_t b = 0; b < PASS && a->seg < n_segments(p); b++, advance(k, a, NULL))
-        for (uint32_t s = 0; decode && s < k->n_s; s++) p->k->unpack[p->w->pack](p->w->type, strip_at(k, s), a->k, block_of(a), decoded_at(k, b, s));
+    uint32_t n = 0;
+    for (uint32_t left = PASS; left && a->seg < n_segments(p); n++) {
+        const uint32_t most = (p->bf16 ? left : 1) * LM_BLK, m = a->end - a->k < most ? a->end - a->k : most;
+        const uint32_t at = (uint32_t)__builtin_popcount(a->waiting) - a->onto;
+        left -= (m + LM_BLK - 1) / LM_BLK;
+        for (uint32_t s = 0; decode && s < k->n_s; s++)
+            p->k->unpack[p->w->pack](p->w->type, strip_at(k, s), a->k, m, decoded_at(k, n, s));
+        blk[n] = (block){a->k, m, at, 0, a->first && !a->onto};
+        a->k += m;
+        a->first = false;
+        if (a->k < a->end) continue;
+        blk[n].joins = close_segment(p, a, true);
+        blk[n].joins += open_segment(p, a);
+    }
+    return n;
 }
-/* One share of what comes next, the strips' next pass or the next strips (this thread's next task more often than not), at most `most` bytes of
- * each: until the CPU has noticed their streams, every line would be waited for. */
-static void ask_ahead(const task *k, const place *here, const place *next, uint64_t most, uint32_t share, uint32_t shares) {
+/* What comes next, the strips' next pass or the next strips (this thread's next task more often than not): until the CPU has noticed their
+ * streams, every line would be waited for. */
+typedef struct ahead {
+    const uint8_t *from;
+    uint32_t strips;
+    uint64_t lines, done; /* of each strip */
+} ahead;
+/* After a pass [k0, next->k) */
+static ahead look_ahead(const task *k, uint32_t k0, const place *next) {
     const lm_packed_matrix *w = k->p->w;
     const bool last = next->seg == n_segments(k->p);
-    const uint32_t s0 = k->s0 + (last ? k->n_s : 0), k0 = last ? 0 : next->k, left = w->K - k0, n = next->k - here->k;
-    const uint64_t bytes = (uint64_t)(n < left ? n : left) * w->strip_bytes / w->K, lines = (bytes < most ? bytes : most) / 64;
-    for (uint32_t s = s0; s < s0 + k->n_s && s < w->strips; s++) {
-        const uint8_t *from = lm_packed_at(w, k->p->mat, s) + (uint64_t)k0 * w->strip_bytes / w->K;
-        for (uint64_t l = share * lines / shares; l < (share + 1) * lines / shares; l++) __builtin_prefetch(from + 64 * l, 0, 2);
-    }
+    const uint32_t s0 = k->s0 + (last ? k->n_s : 0), from = last ? 0 : next->k, left = w->K - from, n = next->k - k0;
+    const uint64_t bytes = (uint64_t)(n < left ? n : left) * w->strip_bytes / w->K;
+    const uint32_t strips = w->strips - s0 < k->n_s ? w->strips - s0 : k->n_s;
+    return (ahead){strips ? lm_packed_at(w, k->p->mat, s0) + (uint64_t)from * w->strip_bytes / w->K : NULL, strips, bytes / 64, 0};
 }
-static void tile_block(const task *k, const place *a, uint32_t b, uint32_t t, uint32_t width, float *total) {
-    const lm_product *p = k->p;
-    const lm_packed_matrix *w = p->w;
-    const uint32_t n = block_of(a);
-    const bool first = a->first && !a->onto;
-    if (p->bf16) {
-        const uint32_t *x = (const uint32_t *)(const void *)p->xp + (size_t)t * ((w->K + 1) / 2) + (size_t)(a->k / 2) * width;
-        p->bf16->tile(strip_at(k, 0) + (size_t)a->k * 32, w->strip_bytes, k->n_s, (n + 1) / 2, x, width, first, total, k->ld);
-        return;
-    }
-    const float *x = p->xp + (size_t)t * w->K + (size_t)a->k * width;
-    if (by_gemv(p)) {
-        p->k->gemv[w->pack](strip_at(k, 0), w->strip_bytes, k->n_s, a->k, n, x, width, first, total);
-        return;
-    }
-    for (uint32_t s = 0; s < k->n_s; s += 2, total += (size_t)2 * k->ld * 16) {
-        const bool two = s + 1 < k->n_s;
-        p->k->tile(weights_at(k, a, b, s), two ? weights_at(k, a, b, s + 1) : NULL, n, x, width, first, total, total + (size_t)k->ld * 16);
-    }
+static void ask(const task *k, ahead *a, uint64_t lines) {
+    const uint64_t end = a->lines - a->done < lines ? a->lines : a->done + lines;
+    const uint8_t *from = a->from;
+    for (uint32_t s = 0; s < a->strips; s++, from += k->p->w->strip_bytes)
+        for (uint64_t l = a->done; l < end; l++) __builtin_prefetch(from + 64 * l, 0, 2);
+    a->done = end;
+}
+/* So many lines of one strip, for a kernel to ask for; NULL: there are none. */
+static const uint8_t *stretch(const task *k, ahead *a, uint64_t lines) {
+    if (!lines || !a->strips) return NULL;
+    const uint8_t *at = a->from + 64 * a->done;
+    a->done += lines;
+    if (a->done >= a->lines) a->done = 0, a->strips--, a->from += k->p->w->strip_bytes;
+    return at;
 }
 static void write_tile(const task *k, uint32_t t0, uint32_t width, const float *total) {
     const lm_product *p = k->p;
@@ -145,10 +152,63 @@ static void write_tile(const task *k, uint32_t t0, uint32_t width, const float *
                 for (uint32_t r = 0; r < n && r < 16; r++) y[r] = bias ? src[r] + bias[r] : src[r];
         }
 }
+static void float_tile(const task *k, const block *blk, uint32_t b, uint32_t t, uint32_t width, float *total) {
+    const lm_product *p = k->p;
+    const lm_packed_matrix *w = p->w;
+    const float *x = p->xp + (size_t)t * w->K + (size_t)blk->k * width;
+    if (by_gemv(p)) {
+        p->k->gemv[w->pack](strip_at(k, 0), w->strip_bytes, k->n_s, blk->k, blk->n, x, width, blk->first, total);
+        return;
+    }
+    for (uint32_t s = 0; s < k->n_s; s += 2, total += (size_t)2 * k->ld * 16) {
+        const float *two[2] = {NULL, NULL};
+        for (uint32_t i = 0; i < 2 && s + i < k->n_s; i++) {
+            const float *f32 = (const float *)(const void *)strip_at(k, s + i);
+            two[i] = w->pack == LM_PACK_F32 ? f32 + (size_t)blk->k * 16 : decoded_at(k, b, s + i);
+        }
+        p->k->tile(two[0], two[1], blk->n, x, width, blk->first, total, total + (size_t)k->ld * 16);
+    }
+}
+static void float_pass(const task *k, const block *blk, uint32_t n, uint32_t t, uint32_t width, float *totals, ahead *next,
+                       uint64_t lines, bool last) {
+    for (uint32_t b = 0; b < n; b++) {
+        if (lines) ask(k, next, lines);
+        float *top = totals + blk[b].at * (size_t)k->slot;
+        float_tile(k, &blk[b], b, t, width, top);
+        for (uint32_t j = 0; j < blk[b].joins; j++, top -= k->slot)
+            k->p->k->axpy(top - k->slot, 1.0f, top, k->slot); /* fma(1, x, y) is x + y */
+    }
+    if (last) write_tile(k, t, width, totals);
+}
+/* A step of `ahead` bytes a pair, 0: none. The last blocks' results go straight to y where whole strips do. */
+static void bf16_pass(const task *k, const block *blk, uint32_t n, uint32_t t, uint32_t width, float *totals, ahead *next, size_t step,
+                      bool last) {
+    const lm_product *p = k->p;
+    const lm_packed_matrix *w = p->w;
+    const bool whole = (uint64_t)(k->s0 + k->n_s) * 16 <= w->rows;
+    lm_bf16_tile a = {.strip_bytes = w->strip_bytes, .n_c = k->n_s, .n_t = width, .ld = k->ld, .slot = k->slot, .ldy = p->ldy};
+    for (uint32_t b = 0; b < n; b++) {
+        a.w = strip_at(k, 0) + (size_t)blk[b].k * 32;
+        a.x = (const uint32_t *)(const void *)p->xp + (size_t)t * ((w->K + 1) / 2) + (size_t)(blk[b].k / 2) * width;
+        a.pairs = (blk[b].n + 1) / 2;
+        a.joins = blk[b].joins;
+        a.first = blk[b].first;
+        a.total = totals + blk[b].at * (size_t)k->slot;
+        if (last && whole && b + 1 == n) {
+            a.y = p->y + (size_t)t * p->ldy + (size_t)k->s0 * 16;
+            a.bias = p->bias ? p->bias + (size_t)k->s0 * 16 : NULL;
+        }
+        a.ahead = stretch(k, next, step * a.pairs / 64);
+        a.step = a.ahead ? step : 0;
+        if (!a.ahead) a.ahead = a.w;
+        p->bf16->tile(&a);
+    }
+    if (last && !whole) write_tile(k, t, width, totals);
+}
 
 void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
     const uint32_t groups = strip_groups(p), tiles = lm_x_tiles(p->n_t), n_s = strips_of(p->n_t), segs = n_segments(p);
-    task k = {.p = p, .s0 = i % groups * n_s, .i0 = i / groups * LM_TILE_GROUP, .totals = scratch};
+    task k = {.p = p, .s0 = i % groups * n_s, .i0 = i / groups * LM_TILE_GROUP};
     k.n_s = p->w->strips - k.s0 < n_s ? p->w->strips - k.s0 : n_s;
     k.i1 = tiles - k.i0 < LM_TILE_GROUP ? tiles : k.i0 + LM_TILE_GROUP;
     k.ld = by_gemv(p) ? LM_GEMV : LM_TILE;
@@ -156,20 +216,21 @@ void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
     const size_t per_tile = (p->split ? DEPTH : 1) * (size_t)k.slot;
     k.decoded = scratch + (k.i1 - k.i0) * per_tile;
     const uint32_t late = k.i1 - k.i0 < LATE ? k.i1 - k.i0 : LATE;
-    place here = {0}, next;
-    for (open_segment(&k, &here, NULL); here.seg < segs; here = next) {
-        next = here;
-        prepare(&k, &next);
+    place at = {0};
+    for (open_segment(p, &at); at.seg < segs;) {
+        block blk[PASS];
+        const uint32_t k0 = at.k, n = prepare(&k, &at, blk);
+        const bool last = at.seg == segs;
+        ahead next = look_ahead(&k, k0, &at);
+        if (tiles == 1) ask(&k, &next, last ? START / 64 : 0);
         for (uint32_t j = k.i0; j < k.i1; j++) {
             const uint32_t t = lm_x_first(p->n_t, j), width = lm_x_first(p->n_t, j + 1) - t;
+            const bool asking = tiles > 1 && j + late >= k.i1;
             float *totals = scratch + (j - k.i0) * per_tile;
-            place a = here;
-            if (tiles == 1 && next.seg == segs) ask_ahead(&k, &here, &next, START, 0, 1);
-            for (uint32_t b = 0; b < PASS && a.seg < segs; b++, advance(&k, &a, totals)) {
-                if (tiles > 1 && j + late >= k.i1) ask_ahead(&k, &here, &next, UINT64_MAX, (j + late - k.i1) * PASS + b, late * PASS);
-                tile_block(&k, &a, b, t, width, totals + (depth_of(&a) - a.onto) * k.slot);
-            }
-            if (a.seg == segs) write_tile(&k, t, width, totals);
+            if (p->bf16)
+                bf16_pass(&k, blk, n, t, width, totals, &next, asking ? (k.n_s * 64 + late - 1) / late : 0, last);
+            else
+                float_pass(&k, blk, n, t, width, totals, &next, asking ? (next.lines + late * n - 1) / (late * n) : 0, last);
         }
     }
 }

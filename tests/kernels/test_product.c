@@ -123,6 +123,7 @@ static void every_length(void **state) {
     (void)state;
     for (uint32_t K = 1; K <= 1100; K += K < 70 ? 1 : 37) check(named(K & 1 ? "F32" : "BF16"), 17, K, 1 + K % 3, K % 5 == 0 || K < 40, false);
     for (uint32_t K = 32; K <= 1100; K += 32) check(named(K & 32 ? "Q4_0" : "Q8_0"), 19, K, 1 + K / 32 % 6, true, false);
+    for (uint32_t K = 2048; K <= 5120; K += 512) check(named(K & 512 ? "Q8_0" : "F32"), 35, K, 1 + K / 512 % 3 * 12, K & 1024, false); /* several passes */
 }
 /* Row tables (experts): a packed row is the row asked for. */
 static void packs_rows_by_index(void **state) {

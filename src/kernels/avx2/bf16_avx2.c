@@ -33,19 +33,19 @@ static __attribute__((noinline)) void chain(const uint8_t *w, uint32_t pairs, co
     default: chain_body(4, w, pairs, x, ldx, blk);
     }
 }
-static void tile(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
-                 size_t ld) {
+static void tile(const lm_bf16_tile *a) {
     float blk[LM_TILE * 16];
-    for (uint32_t c = 0; c < n_c; c++, w += strip_bytes) {
-        const uint32_t kept = _mm_getcsr();
-        _mm_setcsr(kept | 0x8040u);
-        for (uint32_t t = 0, T; t < n_t; t += T) {
-            T = n_t - t < 4 ? n_t - t : 4;
-            chain(w, pairs, x + t, n_t, T, blk + 16 * t);
+    for (uint32_t c = 0; c < a->n_c; c++)
+        for (uint32_t j = 0, n; j < a->pairs; j += n) {
+            n = a->pairs - j < LM_BLK / 2 ? a->pairs - j : LM_BLK / 2;
+            const uint32_t kept = _mm_getcsr();
+            _mm_setcsr(kept | 0x8040u);
+            for (uint32_t t = 0, T; t < a->n_t; t += T) {
+                T = a->n_t - t < 4 ? a->n_t - t : 4;
+                chain(a->w + c * a->strip_bytes + (size_t)j * 64, n, a->x + (size_t)j * a->n_t + t, a->n_t, T, blk + 16 * t);
+            }
+            _mm_setcsr(kept);
+            k_enter(a, c, a->first && j == 0, j + n == a->pairs, blk);
         }
-        _mm_setcsr(kept);
-        float *o = total + c * ld * 16;
-        for (uint32_t i = 0; i < n_t * 16; i++) o[i] = first ? blk[i] : o[i] + blk[i];
-    }
 }
 const lm_bf16_kernels lm_bf16_avx2 = {.level = "avx2", .tile = tile, .round = k_round};

@@ -31,15 +31,17 @@ LM_INLINE bool chain(const uint8_t *w, uint32_t pairs, const uint32_t *x, uint32
     LM_UNROLL for (int i = 0; i < 4; i++) vst1q_f32(blk + 4 * i, acc[i]);
     return vmaxvq_u32(vorrq_u32(vorrq_u32(edge[0], edge[1]), vorrq_u32(edge[2], edge[3]))) == 0;
 }
-static void tile(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
-                 size_t ld) {
+static void tile(const lm_bf16_tile *a) {
     float blk[LM_TILE * 16];
-    for (uint32_t c = 0; c < n_c; c++, w += strip_bytes) {
-        bool plain = true;
-        for (uint32_t t = 0; t < n_t; t++) plain &= chain(w, pairs, x + t, n_t, blk + 16 * t);
-        if (!plain) lm_bf16_c.tile(w, 0, 1, pairs, x, n_t, true, blk, 0);
-        float *o = total + c * ld * 16;
-        for (uint32_t i = 0; i < n_t * 16; i++) o[i] = first ? blk[i] : o[i] + blk[i];
-    }
+    for (uint32_t c = 0; c < a->n_c; c++)
+        for (uint32_t j = 0, n; j < a->pairs; j += n) {
+            n = a->pairs - j < LM_BLK / 2 ? a->pairs - j : LM_BLK / 2;
+            const uint8_t *w = a->w + c * a->strip_bytes + (size_t)j * 64;
+            const uint32_t *x = a->x + (size_t)j * a->n_t;
+            bool plain = true;
+            for (uint32_t t = 0; t < a->n_t; t++) plain &= chain(w, n, x + t, a->n_t, blk + 16 * t);
+            if (!plain) lm_bf16_c.tile(&(lm_bf16_tile){.w = w, .x = x, .n_c = 1, .pairs = n, .n_t = a->n_t, .first = true, .total = blk});
+            k_enter(a, c, a->first && j == 0, j + n == a->pairs, blk);
+        }
 }
 const lm_bf16_kernels lm_bf16_neon = {.level = "neon", .tile = tile, .round = k_round};

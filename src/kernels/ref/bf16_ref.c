@@ -20,20 +20,19 @@ static float step(float a, float b, float c) {
     return lm_f32_from_bits(sign);
 }
 
-static void tile(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
-                 size_t ld) {
-    for (uint32_t c = 0; c < n_c; c++)
-        for (uint32_t t = 0; t < n_t; t++) {
-            float blk[16] = {0}, *o = total + (c * ld + t) * 16;
-            for (uint32_t j = 0; j < pairs; j++) {
-                const uint32_t xj = x[(size_t)j * n_t + t];
-                for (uint32_t r = 0; r < 16; r++) {
+static void tile(const lm_bf16_tile *a) {
+    for (uint32_t c = 0; c < a->n_c; c++)
+        for (uint32_t j0 = 0, j1; j0 < a->pairs; j0 = j1) {
+            float blk[LM_TILE * 16] = {0};
+            j1 = a->pairs - j0 < LM_BLK / 2 ? a->pairs : j0 + LM_BLK / 2;
+            for (uint32_t j = j0; j < j1; j++)
+                for (uint32_t i = 0; i < a->n_t * 16; i++) {
+                    const uint32_t xj = a->x[(size_t)j * a->n_t + i / 16];
                     uint32_t wj;
-                    memcpy(&wj, w + c * strip_bytes + ((size_t)j * 16 + r) * 4, 4);
-                    blk[r] = step(low(wj), low(xj), step(high(wj), high(xj), blk[r]));
+                    memcpy(&wj, a->w + c * a->strip_bytes + ((size_t)j * 16 + i % 16) * 4, 4);
+                    blk[i] = step(low(wj), low(xj), step(high(wj), high(xj), blk[i]));
                 }
-            }
-            for (uint32_t r = 0; r < 16; r++) o[r] = first ? blk[r] : o[r] + blk[r];
+            k_enter(a, c, a->first && j0 == 0, j1 == a->pairs, blk);
         }
 }
 const lm_bf16_kernels lm_bf16_c = {.level = "c", .tile = tile, .round = k_round};
