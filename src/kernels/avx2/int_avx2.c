@@ -84,32 +84,10 @@ LM_INLINE void quantise_block(lm_int_lane lane, bool quiet, float m, const float
     const float dh = quiet ? 256 * dx : -1.0f;
     if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
 }
-static void quantise_mixed(const float *x, uint32_t w, uint32_t t, uint32_t K, uint8_t *dst) {
-    float sum = 0;
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK) {
-        const float m = largest(x + k);
-        sum = __builtin_fmaf(m, m, sum);
-    }
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(LM_INT_MIXED)) {
-        const float m = largest(x + k);
-        if (lm_int_loud(m, sum, K / LM_INT_BLK))
-            quantise_block(LM_INT_16, false, m, x + k, w, t, dst);
-        else
-            quantise_block(LM_INT_16, true, m, x + k, w, t, dst);
-    }
-}
+#include "kernels/body/int_quantise.h"
+
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    if (lane == LM_INT_MIXED) {
-        for (uint32_t t = 0; t < w; t++) quantise_mixed(x[t], w, t, K, dst);
-        return;
-    }
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += (size_t)w * lm_int_token(lane))
-        for (uint32_t t = 0; t < w; t++) {
-            if (lane == LM_INT_8)
-                quantise_block(LM_INT_8, true, largest(x[t] + k), x[t] + k, w, t, dst);
-            else
-                quantise_block(LM_INT_16, false, largest(x[t] + k), x[t] + k, w, t, dst);
-        }
+    quantise_tile(lane, x, w, K, dst);
 }
 /* u up to 63: two products and their sum stay within 16 bits */
 LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {
