@@ -273,6 +273,28 @@ static void allocates_nothing(bench *b) {
     lm_session_free(s);
 }
 
+/* A recurrent state's runs end on page borders, where it can be gone back to; nobody else's are cut there. */
+typedef struct runs { uint32_t n, across; } runs;
+static bool count_runs(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
+    runs *r = ctx;
+    if (op != p->op) return true;
+    r->n++;
+    r->across += rows->row[0] / 256 != rows->row[rows->n - 1] / 256;
+    return true;
+}
+static void cut_at_pages(bench *b) {
+    if (b->n <= 256) return;
+    bool recurrent = false;
+    for (uint32_t i = 0; i < b->e->program->n_slots; i++)
+        recurrent = recurrent || b->e->program->slot[i].kind == LM_CACHE_CONV || b->e->program->slot[i].kind == LM_CACHE_DELTA;
+    lm_session *s = fresh(b, b->n);
+    lm_error err = {0};
+    runs r = {0, 0};
+    must(b, "eval", lm_session_eval(s, &(lm_eval){.id = b->id, .n = b->n, .tap = count_runs, .tap_ctx = &r}, &err), &err);
+    if (r.n != (recurrent ? 2 : 1) || r.across == recurrent) fail_msg("%s: %u runs, %u across a border", b->what, r.n, r.across);
+    lm_session_free(s);
+}
+
 /* ---- the fixtures -----------------------------------------------------------------------------------------------------------------------*/
 static void each(void (*fn)(bench *)) {
     const char *root = "tests/fixtures";
@@ -300,6 +322,7 @@ static void in_chunks(void **state) { (void)state; each(chunks); }
 static void saved_and_restored(void **state) { (void)state; each(saved); }
 static void forked_and_diverged(void **state) { (void)state; each(forked); }
 static void truncated_and_refilled(void **state) { (void)state; each(truncated); }
+static void runs_end_on_pages(void **state) { (void)state; each(cut_at_pages); }
 static void without_allocation(void **state) { (void)state; each(allocates_nothing); }
 static void over_the_border(void **state) { (void)state; each(grown); }
 static void device_changed(void **state) { (void)state; each(changed); }
@@ -308,7 +331,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(in_chunks),           cmocka_unit_test(saved_and_restored), cmocka_unit_test(forked_and_diverged),
         cmocka_unit_test(truncated_and_refilled), cmocka_unit_test(over_the_border),  cmocka_unit_test(without_allocation),
-        cmocka_unit_test(device_changed),      cmocka_unit_test(change_fails),
+        cmocka_unit_test(device_changed),      cmocka_unit_test(change_fails),       cmocka_unit_test(runs_end_on_pages),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
