@@ -1,7 +1,7 @@
-/* ATTENTION. The batch's keys and values are stored first, in the cache's own element type; then each row attends, page by page, to what it may
- * see. A task is some rows of one sequence by the query heads that share a key head; its queries meet a page some at a time, while the page is
- * in the cache. Neither the queries that go together nor the chunk shows in the result: a row's pages, and the keys summed in each, depend on
- * its position alone. */
+/* ATTENTION. The batch's keys and values are stored first, in the cache's own element type (a single row's by the tasks that attend to them); then
+ * each row attends, page by page, to what it may see. A task is some rows of one sequence by the query heads that share a key head; its queries meet a
+ * page some at a time, while the page is in the cache. Neither the queries that go together nor the chunk shows in the result: a row's pages, and the
+ * keys summed in each, depend on its position alone. */
 #include "backend/cpu/cpu.h"
 #include <math.h>
 #include <string.h>
@@ -18,6 +18,7 @@ typedef struct attend {
     const lm_op *op;
     const float *sinks; /* [heads]; NULL */
     uint32_t group, rows_per_task, blocks, padded_k, padded; /* query heads of a key head; dk and dv as the kernels have them */
+    bool stores; /* each task stores what it attends to before */
 } attend;
 
 /* A task's memory. Queries are numbered row-major, (row, head), and cut into blocks: block b has queries [first(b), first(b + 1)). */
@@ -140,20 +141,6 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
 }
 
 /* ---- tasks -----------------------------------------------------------------------------------------------------------------------*/
-static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
-    const attend *a = ctx;
-    const lm_cpu *f = a->f;
-    /* head by head, whose keys and values then stay near; of each the last rows of a prompt first, since they see the most: no thread ends with a
-     * long task of its own */
-    const uint32_t kv = task / a->blocks, block = a->blocks - 1 - task % a->blocks;
-    uint32_t row = block * a->rows_per_task, end = f->n - row < a->rows_per_task ? f->n : row + a->rows_per_task;
-    while (row < end) {
-        const lm_seq *s = &f->b->seq[f->seq[row]];
-        const uint32_t stop = s->row0 + s->n < end ? s->row0 + s->n : end;
-        attend_rows(a, row, stop - row, kv, lm_cpu_scratch(f, thread));
-        row = stop;
-    }
-}
 static void store_task(void *ctx, uint32_t task, uint32_t thread) {
     (void)thread;
     const attend *a = ctx;
@@ -172,16 +159,32 @@ static void store_task(void *ctx, uint32_t task, uint32_t thread) {
         f->k->store[kv_of(f)](&r);
     }
 }
+static void attend_task(void *ctx, uint32_t task, uint32_t thread) {
+    const attend *a = ctx;
+    const lm_cpu *f = a->f;
+    if (a->stores) store_task(ctx, task, thread); /* one row: a task is a head */
+    /* head by head, whose keys and values then stay near; of each the last rows of a prompt first, since they see the most: no thread ends with a
+     * long task of its own */
+    const uint32_t kv = task / a->blocks, block = a->blocks - 1 - task % a->blocks;
+    uint32_t row = block * a->rows_per_task, end = f->n - row < a->rows_per_task ? f->n : row + a->rows_per_task;
+    while (row < end) {
+        const lm_seq *s = &f->b->seq[f->seq[row]];
+        const uint32_t stop = s->row0 + s->n < end ? s->row0 + s->n : end;
+        attend_rows(a, row, stop - row, kv, lm_cpu_scratch(f, thread));
+        row = stop;
+    }
+}
 
 static uint32_t rows_of(uint32_t group, bool listed) { return listed || group >= QUERIES ? 1 : QUERIES / group; }
 static uint32_t padded_of(uint32_t n) { return lm_kv_spans(n) * LM_KV_SPAN; }
 static void run_attention(lm_cpu *f, const lm_op *op) {
     const uint32_t heads = op->attn.kv_heads, group = op->attn.heads / heads;
     attend a = {.f = f, .op = op, .sinks = lm_cpu_vec(f, op->v), .group = group, .rows_per_task = rows_of(group, op->d != LM_NONE),
-                .padded_k = padded_of(op->attn.dk), .padded = padded_of(op->attn.dv)};
+                .padded_k = padded_of(op->attn.dk), .padded = padded_of(op->attn.dv), .stores = op->attn.store && f->n == 1};
     const uint32_t stores = (f->n + STORE_ROWS - 1) / STORE_ROWS * heads;
-    if (op->attn.store && f->n > 4) lm_pool_run(f->d->pool, store_task, &a, stores);
-    else if (op->attn.store) /* not worth waking the others */
+    if (op->attn.store && f->n > 4)
+        lm_pool_run(f->d->pool, store_task, &a, stores);
+    else if (op->attn.store && !a.stores) /* not worth waking the others */
         for (uint32_t i = 0; i < stores; i++) store_task(&a, i, 0);
     while (a.rows_per_task > 1 && (uint64_t)f->n / a.rows_per_task * heads < 4 * (uint64_t)lm_pool_size(f->d->pool)) a.rows_per_task /= 2;
     a.blocks = (f->n + a.rows_per_task - 1) / a.rows_per_task;

@@ -3,6 +3,10 @@
 #include "base/smallfloat.h"
 
 #define LM_ATTEND_STEP (16 * LM_ATTEND_W) /* keys, or columns, at a time: 32 or 16 */
+/* So few queries meet keys and values sooner than memory brings them: in a full page they ask for what comes so many bytes later. */
+#define LM_ATTEND_FEW 4
+#define LM_ATTEND_AHEAD 8192
+LM_INLINE size_t attend_ahead(const lm_attend *a) { return a->hi[0] == LM_KV_PAGE ? LM_ATTEND_AHEAD : 0; }
 
 /* Sixteen elements as float32 */
 LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
@@ -15,7 +19,7 @@ LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
 }
 
 /* Scores of N queries and LM_ATTEND_STEP keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
-LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, float *s) {
+LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead, float *s) {
     const uint32_t elem = lm_kv_elem(type);
     for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
         const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
@@ -25,6 +29,7 @@ LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, con
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
         for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem) {
+            if (N <= LM_ATTEND_FEW) __builtin_prefetch(k + ahead);
             vf kv[LM_ATTEND_W];
             LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
@@ -50,6 +55,7 @@ LM_INLINE void attend_keys(lm_kv type, int N, const lm_attend *a, bool all, uint
     const uint32_t elem = lm_kv_elem(type);
     const uint8_t *at = plane + (j * LM_KV_SPAN + c) * elem, *half = plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j;
     for (const float *const end = p + n; p < end; p++, at += LM_KV_SPAN * elem) {
+        if (N <= LM_ATTEND_FEW) __builtin_prefetch(at + attend_ahead(a));
         vf v[LM_ATTEND_W], scale = v_set(0.0f);
         if (type == LM_KV_Q8_0) {
             uint16_t h;
@@ -186,7 +192,7 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
     }
     if (a->keep || chi < clo) clo = chi = LM_KV_PAGE;
     for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP)
-        attend_scores(type, N, a->q, a->dk, a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk), j % LM_KV_SPAN, a->s + (size_t)j * (size_t)N);
+        attend_scores(type, N, a->q, a->dk, a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk), j % LM_KV_SPAN, attend_ahead(a), a->s + (size_t)j * (size_t)N);
     attend_softmax(a);
     for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP)
         attend_values(type, N, a, first, end, clo, chi, a->values + c / LM_KV_SPAN * lm_kv_plane(type), c % LM_KV_SPAN, a->o + c);
