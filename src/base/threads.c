@@ -8,9 +8,9 @@
  * or a swap that fails: it never touches a finished job.
  *
  * A task that was taken must be waited for, and a thread whose CPU goes to another process in the middle of one keeps the whole job waiting
- * for a time slice, which is as long as many jobs of decoding. So a worker that again and again kept the caller waiting for longer than
- * sharing had saved, or that cannot get off the caller's own CPU, rests: it takes no tasks. From time to time the caller sends a resting
- * worker to watch the clock on its CPU for a while; when nothing takes that CPU away, the worker comes back. A busy neighbour so costs the
+ * for a time slice, which is as long as many jobs of decoding. So a worker that kept the caller waiting for longer than sharing had saved, and
+ * that for a good part of the time, or that cannot get off the caller's own CPU, rests: it takes no tasks. From time to time the caller sends a resting
+ * worker to watch the clock on its CPU for a while; when little of that CPU is taken away, the worker comes back. A busy neighbour so costs the
  * thread that shares its CPU, and no waiting. None of this applies to a pool of more threads than CPUs, whose threads take turns by design.
  */
 #include "base/threads.h"
@@ -37,17 +37,26 @@
 
 #define MAX_THREADS 1024
 #define MAX_RANGES 16
-#define SPIN_SECONDS 20e-6
+/* Longer than what lies between two tokens: their logits, the choice. */
+#define SPIN_SECONDS 100e-6
+/* Of what the next job reads: asked for by a thread that waits, in all and at a time */
+#define AHEAD_BYTES (128u << 10)
+#define AHEAD_STEP 256u
 /* Late is a wait of more than LATE_TASKS tasks and LATE_SECONDS. */
 #define LATE_TASKS 4
 #define LATE_SECONDS 200e-6
-/* Once late may be chance; again within AGAIN_SECONDS is not. */
+/* Waiting that a worker may cost: so much at once, and in the long run this share of the time. A host that takes a CPU away now and then stays below
+ * it, a process that shares it does not. */
+#define LOST_SECONDS 4e-3
+#define LOST_SHARE 0.2
+/* So long after a rest without a late job, it did help. */
 #define AGAIN_SECONDS 50e-3
-/* A rest, doubled when it did not help; the watch that ends it, and the longest pause that it may see. */
+/* A rest, doubled when it did not help; the watch that ends it, how much of it may be lost to others, and what counts as that. */
 #define REST_SECONDS 20e-3
 #define REST_MOST 320e-3
 #define WATCH_SECONDS 10e-3
-#define WATCH_PAUSE 250e-6
+#define WATCH_LOST 2e-3
+#define WATCH_PAUSE 50e-6
 
 typedef struct worker {
     lm_pool *pool;
@@ -55,9 +64,23 @@ typedef struct worker {
     uint32_t index;
     _Atomic uint32_t resting; /* 0: takes tasks; REST: sleeps until told; WATCH: to watch its CPU, or doing so */
     /* the caller's */
-    double rest_until, rest, late_at; /* late_at: when it was last late, or came back */
+    double rest_until, rest, late_at, lost; /* late_at: when it was last late, or came back; lost: what it cost, less its share of the time since */
 } worker;
 enum { WORK, REST, WATCH };
+
+/* Spans that a range of the next job starts with, and how far a thread has got with them. What is read while it is written may be of two jobs: a
+ * wrong hint. */
+typedef struct ahead {
+    _Alignas(64) _Atomic uint32_t version;
+    _Atomic uint32_t n;
+    _Atomic(const char *) at[LM_POOL_SPANS];
+    _Atomic size_t bytes[LM_POOL_SPANS];
+} ahead;
+typedef struct asked {
+    const ahead *of; /* NULL: of nothing */
+    uint32_t version, span;
+    size_t at, all;
+} asked;
 
 typedef struct range {
     _Alignas(64) _Atomic uint64_t cursor;
@@ -76,6 +99,8 @@ struct lm_pool {
     _Atomic uint32_t n_tasks;
     _Atomic int caller_cpu;
     range range[MAX_RANGES];
+    ahead ahead[MAX_RANGES];
+    asked asked; /* by the caller */
     _Alignas(64) _Atomic uint32_t pending; /* tasks not finished; the caller waits for 0 */
     _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t last;              /* the thread that finished the last task */
@@ -135,14 +160,28 @@ static bool in_the_way(const lm_pool *p) {
     return p->spread && cpu >= 0 && cpu == atomic_load_explicit(&p->caller_cpu, memory_order_relaxed);
 }
 
+/* Asks for the next few lines of what comes; false where there are none left, or enough are here. */
+static bool ask_ahead(asked *a) {
+    if (!a->of) return false;
+    const uint32_t version = atomic_load_explicit(&a->of->version, memory_order_acquire);
+    if (version != a->version) a->version = version, a->span = 0, a->at = a->all = 0;
+    if (a->all >= AHEAD_BYTES || a->span >= atomic_load_explicit(&a->of->n, memory_order_relaxed)) return false;
+    const char *p = atomic_load_explicit(&a->of->at[a->span], memory_order_relaxed) + a->at;
+    const size_t left = atomic_load_explicit(&a->of->bytes[a->span], memory_order_relaxed) - a->at;
+    for (size_t i = 0; i < AHEAD_STEP && i < left; i += 64) __builtin_prefetch(p + i, 0, 2);
+    a->at += AHEAD_STEP, a->all += AHEAD_STEP;
+    if (left <= AHEAD_STEP) a->span++, a->at = 0;
+    return true;
+}
+
 /* Waits until *w differs from `seen`; `asleep` tells whoever changes it that a wake-up is needed. */
-static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep, bool spin) {
+static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep, bool spin, asked *a) {
     if (spin) {
         double until = lm_now() + SPIN_SECONDS;
         do {
             for (int i = 0; i < 32; i++) {
                 if (atomic_load_explicit(w, memory_order_acquire) != seen) return;
-                cpu_pause();
+                if (!ask_ahead(a)) cpu_pause();
             }
         } while (lm_now() < until);
     }
@@ -182,13 +221,13 @@ static void count_off(lm_pool *p, uint32_t thread, uint32_t done) {
 
 /* ---- rest -------------------------------------------------------------------------------------------------------------------- */
 
-/* Whether nothing takes this thread's CPU away, which is another one than the caller's where that is possible. */
+/* Whether little takes this thread's CPU away, which is another one than the caller's where that is possible. */
 static bool undisturbed(const lm_pool *p) {
-    double last = lm_now();
+    double last = lm_now(), lost = 0;
     for (const double end = last + WATCH_SECONDS; last < end && !atomic_load_explicit(&p->quit, memory_order_relaxed);) {
         for (int i = 0; i < 32; i++) cpu_pause();
         const double now = lm_now();
-        if (now - last > WATCH_PAUSE) return false;
+        if (now - last > WATCH_PAUSE && (lost += now - last) > WATCH_LOST) return false;
         if (in_the_way(p)) leave_cpu(atomic_load_explicit(&p->caller_cpu, memory_order_relaxed));
         last = now;
     }
@@ -219,12 +258,14 @@ static void step_aside(lm_pool *p, worker *me) {
 }
 
 static double longer(double span) { return span < REST_SECONDS ? REST_SECONDS : span < REST_MOST / 2 ? 2 * span : REST_MOST; }
-static void was_late(lm_pool *p, worker *w, double now) {
-    if (now - w->late_at < AGAIN_SECONDS)
-        send_to_rest(p, w);
-    else
-        w->rest = 0;
+static void was_late(lm_pool *p, worker *w, double now, double waited) {
+    const double since = now - w->late_at;
+    if (since >= AGAIN_SECONDS) w->rest = 0;
+    w->lost = (w->lost > LOST_SHARE * since ? w->lost - LOST_SHARE * since : 0) + waited;
     w->late_at = now;
+    if (w->lost <= LOST_SECONDS) return;
+    w->lost = 0;
+    send_to_rest(p, w);
 }
 
 /* The caller looks after the resting workers: each rests for its time, then watches. */
@@ -258,8 +299,9 @@ static void *worker_main(void *arg) {
     if (!lm_fp_env_ok()) atomic_store(&p->bad_env, 1);
     atomic_fetch_add(&p->ready, 1);
     word_wake(&p->ready, 1);
+    asked a = {.of = me->index < p->n_ranges ? &p->ahead[me->index] : NULL};
     for (uint32_t seen = 0; !atomic_load(&p->quit);) {
-        wait_change(&p->epoch, seen, &p->sleepers, p->spread && !in_the_way(p));
+        wait_change(&p->epoch, seen, &p->sleepers, p->spread && !in_the_way(p), &a);
         seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
         if (in_the_way(p)) step_aside(p, me);
         if (atomic_load_explicit(&me->resting, memory_order_relaxed) != WORK)
@@ -302,11 +344,24 @@ void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     const double mine = p->spread ? lm_now() : 0;
     count_off(p, 0, own);
     if (!atomic_load(&p->pending)) return;
-    for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) wait_change(&p->pending, left, &p->caller_sleeps, p->spread);
+    for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) wait_change(&p->pending, left, &p->caller_sleeps, p->spread, &p->asked);
     if (!p->spread) return;
     const double now = lm_now(), waited = now - mine, each = own ? (mine - start) / own : 0;
     const uint32_t last = atomic_load_explicit(&p->last, memory_order_relaxed);
-    if (!p->patient && last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each) was_late(p, &p->workers[last - 1], now);
+    if (!p->patient && last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each)
+        was_late(p, &p->workers[last - 1], now, waited);
+}
+
+uint32_t lm_pool_ranges(const lm_pool *p) { return p->n_ranges; }
+uint32_t lm_pool_first(const lm_pool *p, uint32_t n_tasks, uint32_t r) { return (uint32_t)((uint64_t)r * n_tasks / p->n_ranges); }
+void lm_pool_ahead(lm_pool *p, uint32_t r, const lm_span *span, uint32_t n) {
+    ahead *a = &p->ahead[r];
+    for (uint32_t i = 0; i < n; i++) {
+        atomic_store_explicit(&a->at[i], span[i].at, memory_order_relaxed);
+        atomic_store_explicit(&a->bytes[i], span[i].bytes, memory_order_relaxed);
+    }
+    atomic_store_explicit(&a->n, n, memory_order_relaxed);
+    atomic_store_explicit(&a->version, atomic_load_explicit(&a->version, memory_order_relaxed) + 1, memory_order_release);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------------------- */
@@ -351,6 +406,7 @@ lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err) {
     if (!p) return lm_fail_nomem(err, "a thread pool", sizeof *p);
     p->n = n_threads ? n_threads : lm_physical_cores();
     p->n_ranges = p->n < MAX_RANGES ? p->n : MAX_RANGES;
+    p->asked.of = &p->ahead[0];
     p->spread = p->n <= usable_cpus();
     p->caller_cpu = -1;
     p->workers = lm_calloc(p->n, sizeof *p->workers);

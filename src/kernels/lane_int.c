@@ -84,13 +84,13 @@ void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *co
 static bool direct(const lm_int_product *p) {
     return p->n_t <= LM_INT_GEMV && p->k->gemv[p->w->pack] && (!p->gate || p->k->gemv[p->gate->w->pack]);
 }
-/* strips that a task takes: decoding, enough that handing a task out costs little, few enough that all threads have work */
-static uint32_t strips_per_task(const lm_int_product *p) {
-    const uint32_t n = p->w->strips / 12;
+/* Decoding, enough that handing a task out costs little, few enough that all threads have work to the end. */
+uint32_t lm_int_strips(const lm_int_product *p) {
+    const uint32_t few = p->w->strips / 12, n = p->w->strips / 24 > 3 ? p->w->strips / 24 : few < 3 ? few : 3;
     return !direct(p) || n < 2 ? 2 : n > DIRECT ? DIRECT : n;
 }
 static uint32_t row_tasks(const lm_int_product *p) {
-    const uint32_t per = strips_per_task(p);
+    const uint32_t per = lm_int_strips(p);
     return (p->w->strips + per - 1) / per;
 }
 
@@ -175,7 +175,7 @@ static void strips_direct(const lm_int_product *p, const lm_packed_matrix *w, ui
 }
 /* Two products one after the other, not strip by strip: each is a stream of neighbouring strips that way. */
 static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
-    const uint32_t per = strips_per_task(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
+    const uint32_t per = lm_int_strips(p), s0 = i * per, s1 = p->w->strips - s0 < per ? p->w->strips : s0 + per;
     const uint32_t row = s0 * 16, ld = (s1 - s0) * 16;
     float *out2 = out + DIRECT_FLOATS;
     if (in_place(p, row, ld)) {

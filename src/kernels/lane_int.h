@@ -121,6 +121,7 @@ typedef struct lm_int_product {
 size_t lm_int_scratch(uint32_t K, bool gate); /* floats of scratch that a thread needs */
 /* Tasks of the first part of the tiles come first, one for every few strips, then those of the second part, and so on: as many in each. */
 uint32_t lm_int_tasks(const lm_int_product *p);
+uint32_t lm_int_strips(const lm_int_product *p); /* that a task takes: task i of a part from strip i·this on */
 /* Parts for n products of one input whose tasks are handed out together. */
 uint32_t lm_int_groups(const lm_int_product *p, uint32_t n);
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch);

@@ -193,11 +193,13 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
         if (!r->tap && f->n <= LM_INT_GEMV && lm_cpu_aux(f, op)->gates) {
+            lm_cpu_ahead(f, i + 3);
             lm_cpu_run_gated(f, op);
             i += 2;
             continue;
         }
         const uint32_t n = r->tap ? 1 : lm_cpu_aux(f, op)->run;
+        if (op->kind == LM_OP_LINEAR) lm_cpu_ahead(f, i + n);
         if (!fns[op->kind]) lm_cpu_rows(f, op, n);
         else if (op->kind == LM_OP_LINEAR) lm_cpu_run_products(f, op, n);
         else fns[op->kind]->run(f, op);
