@@ -163,7 +163,9 @@ const char *lm_file_looks_like(const uint8_t *p, uint64_t n) {
     if (starts(p + i, n - i, "<!doctype") || starts(p + i, n - i, "<html")) return "an HTML page: the download fetched a web page";
     if (n >= 10 && p[8] == '{' && !p[6] && !p[7]) return "a safetensors file: give the folder that holds it and its config.json";
     if (i < n && p[i] == '{') return "a JSON file: give the folder that holds config.json and the weights";
-    return "no known format";
+    uint64_t text = 0;
+    while (text < n && text < 64 && (p[text] >= ' ' ? p[text] != 0x7f : p[text] == '\t' || p[text] == '\n' || p[text] == '\r')) text++;
+    return text == n || text == 64 ? "a text file" : "no known format";
 }
 
 static lm_status open_into(lm_source *s, lm_error *err) { return s->kind == LM_SOURCE_HF ? lm_hf_open(s, err) : lm_gguf_open(s, err); }

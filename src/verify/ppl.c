@@ -110,7 +110,7 @@ static lm_status run_windows(lm_ppl *p, lm_error *err) {
         c.w = &p->w[i];
         if (save) LM_TRY(lm_saved_create(p, c.w, c.save = &save[i], err));
         const lm_status st = run_window(&c, err);
-        if (c.st != LM_OK && err) *err = inner; /* says more than "stopped by the reader" */
+        if (c.st != LM_OK && err) *err = inner; /* says more than that the reader stopped it */
         LM_TRY(st);
     }
     char hex[65];

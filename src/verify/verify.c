@@ -183,7 +183,7 @@ static lm_status alloc_rows(lm_judge *j, lm_error *err) {
 static char *trace_beside(const char *model) {
     if (lm_is_dir(model)) return lm_path_join(model, "oracle.safetensors");
     const char *slash = strrchr(model, '/');
-    char *dir = slash ? lm_strndup(model, (size_t)(slash - model) + 1) : lm_strdup(".");
+    char *dir = slash ? lm_strndup(model, (size_t)(slash - model)) : lm_strdup(".");
     char *path = dir ? lm_path_join(dir, "oracle.safetensors") : NULL;
     lm_free(dir);
     return path;

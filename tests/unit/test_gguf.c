@@ -430,8 +430,9 @@ static void test_looks_like(void **state) {
              {"\x20\0\0\0\0\0\0\0{\"a\":1}", 15, "safetensors"},
              {"{\"a\":1}", 7, "JSON"},
              {"FUGG", 4, "big-endian"},
-             {"GGU", 3, "no known"},
-             {"hello world", 11, "no known"}};
+             {"GGU", 3, "a text file"},
+             {"hello world, \xc3\xa9\n", 16, "a text file"},
+             {"hello\1world", 11, "no known"}};
     for (size_t i = 0; i < sizeof c / sizeof *c; i++) {
         buf b = {0};
         raw(&b, c[i].bytes, c[i].n);

@@ -235,7 +235,7 @@ static lm_status run_head(lm_cpu *f, const lm_run *r, lm_error *err) {
         }
         LM_TRY(run_ops(f, p->head_first, p->n_ops, r, err));
         const lm_rows out = {f->val[p->logits], false, f->n, p->vocab, f->row};
-        if (r->logits && !r->logits(r->logits_ctx, &out)) return lm_fail(err, LM_INTERRUPTED, "stopped by the reader of the logits");
+        if (r->logits && !r->logits(r->logits_ctx, &out)) return lm_fail(err, LM_INTERRUPTED, "interrupted while logits were being read");
     }
     return LM_OK;
 }

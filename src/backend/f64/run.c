@@ -210,7 +210,7 @@ static lm_status run_head(lm_f64 *f, run_mem *m, const lm_run *r, lm_error *err)
         }
         LM_TRY(run_ops(f, p->head_first, p->n_ops, r, err));
         lm_rows rows = {f->val[p->logits], true, f->n, p->vocab, m->row};
-        if (r->logits && !r->logits(r->logits_ctx, &rows)) return lm_fail(err, LM_INTERRUPTED, "stopped by the reader of the logits");
+        if (r->logits && !r->logits(r->logits_ctx, &rows)) return lm_fail(err, LM_INTERRUPTED, "interrupted while logits were being read");
     }
     return LM_OK;
 }
