@@ -139,7 +139,7 @@ typedef struct lm_product {
     const struct lm_bf16_kernels *bf16; /* lane bf16: w is of LM_PACK_BF16X2 and xp from lm_bf16_pack; NULL: lane f32 */
 } lm_product;
 #define LM_STRIP_GROUP 4u   /* strips that a task takes at a time, at most */
-#define LM_TILE_GROUP 44u   /* tiles that a task takes at a time */
+#define LM_TILE_GROUP 44u   /* tiles that a task takes at a time, at most */
 /* Floats of scratch that a thread needs for lm_product_run. */
 size_t lm_product_scratch(uint32_t n_t);
 uint32_t lm_product_tasks(const lm_product *p);

@@ -6,6 +6,7 @@
 #define DEPTH 4u /* a segment's total and three waiting for their siblings */
 #define PASS 8u  /* blocks that a tile goes through before the next tile does */
 #define LATE 8u  /* tiles at a pass's end that ask for the next weights; sooner, the rows that stream by would push them out again */
+#define ROWS (9u << 19) /* bytes of a task's rows, or thereabouts: 44 tiles of 2048 floats */
 #define START 1024u /* bytes of each next strip that a task of one tile asks for */
 
 void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
@@ -32,13 +33,24 @@ typedef struct task {
     float *decoded; /* [PASS][n_s][LM_BLK][16] */
 } task;
 
-/* Few rows take more strips at a time: nothing is shared between them but the row. */
-static uint32_t strips_of(uint32_t n_t) { return n_t <= LM_TILE ? LM_STRIP_GROUP : 2; }
-static uint32_t tiles_of(uint32_t n_t) { return lm_x_tiles(n_t) < LM_TILE_GROUP ? lm_x_tiles(n_t) : LM_TILE_GROUP; }
-static uint32_t strip_groups(const lm_product *p) { return (p->w->strips + strips_of(p->n_t) - 1) / strips_of(p->n_t); }
-uint32_t lm_product_tasks(const lm_product *p) { return strip_groups(p) * ((lm_x_tiles(p->n_t) + LM_TILE_GROUP - 1) / LM_TILE_GROUP); }
+/* A single tile of rows takes more strips at a time: nothing is shared between them but the rows. So do many rows of bfloat16, whose tiles
+ * are so fast that they would wait for the next rows. A task's rows, a part of which each of its passes reads, are so few that they stay in
+ * the last cache, though others use it too. */
+static uint32_t strips_of(uint32_t n_t, bool bf16) {
+    return n_t <= LM_TILE || (bf16 && n_t > LATE * LM_TILE) ? LM_STRIP_GROUP : 2;
+}
+static uint32_t tiles_of(const lm_product *p) {
+    const uint64_t fit = ROWS / ((uint64_t)LM_TILE * p->w->K * (p->bf16 ? 2 : 4));
+    return fit < LATE ? LATE : fit < LM_TILE_GROUP ? (uint32_t)fit : LM_TILE_GROUP;
+}
+static uint32_t strip_groups(const lm_product *p) {
+    const uint32_t n = strips_of(p->n_t, p->bf16);
+    return (p->w->strips + n - 1) / n;
+}
+uint32_t lm_product_tasks(const lm_product *p) { return strip_groups(p) * ((lm_x_tiles(p->n_t) + tiles_of(p) - 1) / tiles_of(p)); }
 size_t lm_product_scratch(uint32_t n_t) {
-    return (size_t)strips_of(n_t) * 16 * (DEPTH * (size_t)tiles_of(n_t) * LM_TILE + (size_t)PASS * LM_BLK);
+    const uint32_t tiles = lm_x_tiles(n_t) < LM_TILE_GROUP ? lm_x_tiles(n_t) : LM_TILE_GROUP;
+    return (size_t)LM_STRIP_GROUP * 16 * (DEPTH * (size_t)tiles * LM_TILE + (size_t)PASS * LM_BLK);
 }
 static bool by_gemv(const lm_product *p) { return !p->bf16 && p->n_t <= LM_GEMV && p->k->gemv[p->w->pack]; }
 
@@ -207,10 +219,11 @@ static void bf16_pass(const task *k, const block *blk, uint32_t n, uint32_t t, u
 }
 
 void lm_product_run(const lm_product *p, uint32_t i, float *scratch) {
-    const uint32_t groups = strip_groups(p), tiles = lm_x_tiles(p->n_t), n_s = strips_of(p->n_t), segs = n_segments(p);
-    task k = {.p = p, .s0 = i % groups * n_s, .i0 = i / groups * LM_TILE_GROUP};
+    const uint32_t groups = strip_groups(p), tiles = lm_x_tiles(p->n_t), n_s = strips_of(p->n_t, p->bf16), segs = n_segments(p);
+    const uint32_t most = tiles_of(p);
+    task k = {.p = p, .s0 = i % groups * n_s, .i0 = i / groups * most};
     k.n_s = p->w->strips - k.s0 < n_s ? p->w->strips - k.s0 : n_s;
-    k.i1 = tiles - k.i0 < LM_TILE_GROUP ? tiles : k.i0 + LM_TILE_GROUP;
+    k.i1 = tiles - k.i0 < most ? tiles : k.i0 + most;
     k.ld = by_gemv(p) ? LM_GEMV : LM_TILE;
     k.slot = k.n_s * k.ld * 16;
     const size_t per_tile = (p->split ? DEPTH : 1) * (size_t)k.slot;

@@ -170,6 +170,8 @@ static void products(void **state) {
     /* several passes, segments that end inside of one or go on in the next, tiles that ask ahead */
     for (uint32_t K = 2040; K <= 5000; K += 370)
         for (int split = 0; split < 2; split++) check("BF16", 16 + K % 50, K, 1 + K % 7 * (1 + K % 17), split, split);
+    check("BF16", 100, 700, 110, true, true); /* four strips at a time, then three */
+    check("BF16", 5, 4900, 500, true, false); /* and more rows than a task takes */
 }
 static void subnormals_are_zero(void **state) {
     (void)state;
