@@ -191,6 +191,8 @@ static void check(lm_kv type, uint32_t dk, uint32_t dv, uint32_t n, float cap, b
         keep[lo[i] + kern_below(hi[i] - lo[i])] = 1;
     }
     if (n > 2 && kern_below(3) == 0) lo[0] = 0, hi[0] = 0; /* one that sees nothing */
+    if (type != LM_KV_Q8_0 && kern_below(3) == 0) /* what only some see may not be finite: the others' sums stay what they are */
+        x[(size_t)(kern_below(2) ? hi[n - 1] - 1 : lo[n / 2]) * (dk + dv) + dk + kern_below(dv)] = INFINITY;
     for (uint32_t i = 0; i < n; i++)
         for (uint32_t j = 0; j < 256; j++) seen[i][j] = j >= lo[i] && j < hi[i] && (!listed || keep[j]);
     const float scale = 1.3f / sqrtf((float)dk);

@@ -80,12 +80,16 @@ static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t p
             any = any || lo[i] < hi[i];
         }
         if (!any) continue;
+        /* the first page of all these queries needs no joining */
+        bool fresh = true;
+        for (uint32_t i = 0; i < n; i++) fresh = fresh && w->l[i0 + i] < 0;
         float m[AT_ONCE], l[AT_ONCE];
         const lm_attend call = {.n = n, .dk = a->op->attn.dk, .dv = a->op->attn.dv, .q = w->q + (size_t)i0 * a->padded_k, .lo = lo, .hi = hi,
                                 .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .scale = (float)a->op->attn.scale,
-                                .softcap = (float)a->op->attn.softcap, .s = w->s, .m = m, .l = l, .o = w->page, .ldo = a->padded};
+                                .softcap = (float)a->op->attn.softcap, .s = w->s, .m = fresh ? w->m + i0 : m, .l = fresh ? w->l + i0 : l,
+                                .o = fresh ? w->o + (size_t)i0 * a->padded : w->page, .ldo = a->padded};
         a->f->k->attend[kv_of(a->f)](&call);
-        merge(a, w, i0, n, lo, hi, m, l);
+        if (!fresh) merge(a, w, i0, n, lo, hi, m, l);
     }
 }
 /* The positions that a row's list lets through; false for a page where it sees none. */

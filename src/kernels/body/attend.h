@@ -18,26 +18,26 @@ LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
     }
 }
 
-/* Scores of N queries and LM_ATTEND_STEP keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
-LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead, float *s) {
+/* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
+LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead, float *s) {
     const uint32_t elem = lm_kv_elem(type);
     for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
         const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
         const uint8_t *k = tile + half * elem;
         vf acc[12][LM_ATTEND_W], scale[LM_ATTEND_W];
-        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
+        LM_UNROLL for (int w = 0; w < W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
-        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
+        LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < W; w++) acc[i][w] = v_set(0.0f);
         for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem) {
             if (N <= LM_ATTEND_FEW) __builtin_prefetch(k + ahead);
             vf kv[LM_ATTEND_W];
-            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
+            LM_UNROLL for (int w = 0; w < W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
                 const vf x = v_set(q[LM_KV_SPAN * (uint32_t)i]);
-                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, kv[w], acc[i][w]);
+                LM_UNROLL for (int w = 0; w < W; w++) acc[i][w] = v_fma(x, kv[w], acc[i][w]);
             }
         }
-        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) LM_UNROLL for (int i = 0; i < N; i++) {
+        LM_UNROLL for (int w = 0; w < W; w++) LM_UNROLL for (int i = 0; i < N; i++) {
             float *at = s + 16 * (w * N + i);
             v_store(at, d0 ? v_add(v_load(at), acc[i][w]) : acc[i][w]);
         }
@@ -46,64 +46,83 @@ LM_INLINE void attend_scores(lm_kv type, int N, const float *q, uint32_t dk, con
     }
 }
 
-/* Does query i see key j of the page? */
-LM_INLINE bool attend_sees(const lm_attend *a, int i, uint32_t j) { return j >= a->lo[i] && j < a->hi[i] && (!a->keep || a->keep[j]); }
+/* ---- values ----------------------------------------------------------------------------------------------------------------------*/
+LM_INLINE vf attend_scale(lm_kv type, const uint8_t *half) {
+    if (type != LM_KV_Q8_0) return v_set(0.0f);
+    uint16_t h;
+    memcpy(&h, half, 2);
+    return v_set(lm_f16_to_f32(h));
+}
+/* Where a plane has element c of key j, and the key's scale */
+LM_INLINE const uint8_t *attend_at(lm_kv type, const uint8_t *plane, uint32_t j, uint32_t c) { return plane + (j * LM_KV_SPAN + c) * lm_kv_elem(type); }
+LM_INLINE const uint8_t *attend_half(const uint8_t *plane, uint32_t j) { return plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j; }
 
-/* acc += n ≤ 16 keys from j on, all of one tile of 16; p: their weights. Pointers alone: gcc keeps what it derives from j in vector registers. */
-LM_INLINE void attend_keys(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t n, const float *p, const uint8_t *plane, uint32_t c,
-                           vf acc[12][LM_ATTEND_W]) {
-    const uint32_t elem = lm_kv_elem(type);
-    const uint8_t *at = plane + (j * LM_KV_SPAN + c) * elem, *half = plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j;
-    for (const float *const end = p + n; p < end; p++, at += LM_KV_SPAN * elem) {
-        if (N <= LM_ATTEND_FEW) __builtin_prefetch(at + attend_ahead(a));
-        vf v[LM_ATTEND_W], scale = v_set(0.0f);
-        if (type == LM_KV_Q8_0) {
-            uint16_t h;
-            memcpy(&h, half, 2), half += 2;
-            scale = v_set(lm_f16_to_f32(h));
-        }
-        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * elem, scale);
-        LM_UNROLL for (int i = 0; i < N; i++) {
-            if (!all && !attend_sees(a, i, j)) continue;
-            const vf x = v_set(p[16 * i]);
-            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, v[w], acc[i][w]);
-        }
-        if (!all) j++;
-    }
-}
-/* The same for any keys [j, to) of a page */
-LM_INLINE void attend_range(lm_kv type, int N, const lm_attend *a, bool all, uint32_t j, uint32_t to, const uint8_t *plane, uint32_t c,
-                            vf acc[12][LM_ATTEND_W]) {
-    for (uint32_t n; j < to; j += n) {
-        n = to - j < 16 - j % 16 ? to - j : 16 - j % 16;
-        attend_keys(type, N, a, all, j, n, a->s + (size_t)(j / 16) * 16 * (size_t)N + j % 16, plane, c, acc);
-    }
-}
-/* Columns [c, c + LM_ATTEND_STEP) of a plane: keys [first, end), of which all queries see [clo, chi). The sums stand in an array of their own, whose
- * places are constants to the compiler. */
-LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, uint32_t clo, uint32_t chi, const uint8_t *plane,
-                             uint32_t c, float *o) {
+/* Columns [c, c + LM_ATTEND_STEP) of a plane, keys [first, end): each by all queries, whose weights of keys that they don't see are +0 and the
+ * keys' values finite. That changes no bit: such a product is a zero, which at most turns the sign of a block's sum that is zero itself, and
+ * `sum`, which starts from +0, is never −0. The sums stand in an array of their own, whose places are constants to the compiler; pointers walk,
+ * since gcc keeps what it derives from an index in vector registers. */
+LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, const uint8_t *plane, uint32_t c, float *o) {
+    const float *p = a->s + (size_t)(first / 16) * 16 * (size_t)N + first % 16;
+    const uint8_t *at = attend_at(type, plane, first, c), *half = attend_half(plane, first);
+    const size_t ahead = attend_ahead(a);
     vf sum[12][LM_ATTEND_W];
     LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_set(0.0f);
-    for (uint32_t b = first / LM_KV_SPAN * LM_KV_SPAN; b < end; b += LM_KV_SPAN) {
+    for (uint32_t j = first; j < end;) {
+        const uint32_t stop = end - j < LM_KV_SPAN - j % LM_KV_SPAN ? end : j + LM_KV_SPAN - j % LM_KV_SPAN;
         vf acc[12][LM_ATTEND_W];
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
-        if (b >= clo && b + LM_KV_SPAN <= chi) {
-            const float *const p = a->s + (size_t)b * (size_t)N;
-            attend_keys(type, N, a, true, b, 16, p, plane, c, acc);
-            attend_keys(type, N, a, true, b + 16, 16, p + 16 * N, plane, c, acc);
-        } else {
-            const uint32_t from = b > first ? b : first, to = b + LM_KV_SPAN < end ? b + LM_KV_SPAN : end;
-            const uint32_t mid0 = clo < from ? from : clo < to ? clo : to, mid1 = chi < mid0 ? mid0 : chi < to ? chi : to;
-            attend_range(type, N, a, false, from, mid0, plane, c, acc);
-            attend_range(type, N, a, true, mid0, mid1, plane, c, acc);
-            attend_range(type, N, a, false, mid1, to, plane, c, acc);
+        for (uint32_t n; j < stop; j += n, p += 16 * N - 16) { /* tile by tile of 16 weights */
+            n = stop - j < 16 - j % 16 ? stop - j : 16 - j % 16;
+            for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
+                if (N <= LM_ATTEND_FEW) __builtin_prefetch(at + ahead);
+                const vf scale = attend_scale(type, half);
+                vf v[LM_ATTEND_W];
+                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale);
+                LM_UNROLL for (int i = 0; i < N; i++) {
+                    const vf x = v_set(p[16 * i]);
+                    LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_fma(x, v[w], acc[i][w]);
+                }
+            }
         }
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_add(sum[i][w], acc[i][w]);
     }
     LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v_store(o + (size_t)i * a->ldo + 16 * (uint32_t)w, sum[i][w]);
 }
+/* The same for any queries and values, reading none that a query doesn't see: lists, and what is not finite. */
+LM_INLINE void attend_seen(lm_kv type, const lm_attend *a, const uint8_t *plane, uint32_t c, float *o) {
+    for (uint32_t i = 0; i < a->n; i++) {
+        vf sum[LM_ATTEND_W];
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[w] = v_set(0.0f);
+        for (uint32_t j = a->lo[i], stop; j < a->hi[i]; j = stop) {
+            stop = a->hi[i] - j < LM_KV_SPAN - j % LM_KV_SPAN ? a->hi[i] : j + LM_KV_SPAN - j % LM_KV_SPAN;
+            vf acc[LM_ATTEND_W];
+            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[w] = v_set(0.0f);
+            for (uint32_t k = j; k < stop; k++) {
+                if (a->keep && !a->keep[k]) continue;
+                const vf x = v_set(a->s[16 * ((size_t)(k / 16) * a->n + i) + k % 16]), scale = attend_scale(type, attend_half(plane, k));
+                const uint8_t *at = attend_at(type, plane, k, c);
+                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[w] = v_fma(x, kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale), acc[w]);
+            }
+            LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[w] = v_add(sum[w], acc[w]);
+        }
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v_store(o + (size_t)i * a->ldo + 16 * (uint32_t)w, sum[w]);
+    }
+}
+/* Are the values of keys [from, to) finite? */
+LM_INLINE bool attend_finite(lm_kv type, const lm_attend *a, uint32_t from, uint32_t to) {
+    const vf zero = v_set(0.0f);
+    vf z[2] = {zero, zero};
+    const uint8_t *plane = a->values;
+    for (uint32_t c = 0; c < a->dv; c += LM_KV_SPAN, plane += lm_kv_plane(type))
+        for (uint32_t j = from; j < to; j++) {
+            const vf scale = attend_scale(type, attend_half(plane, j));
+            z[0] = v_fma(kv_load(type, attend_at(type, plane, j, 0), scale), zero, z[0]);
+            if (a->dv - c > 16) z[1] = v_fma(kv_load(type, attend_at(type, plane, j, 16), scale), zero, z[1]);
+        }
+    return v_tree(v_add(z[0], z[1])) == 0;
+}
 
+/* ---- weights ---------------------------------------------------------------------------------------------------------------------*/
 static const float attend_lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 /* x where query i sees key 16t + lane, else y */
 LM_INLINE vf attend_mask(const lm_attend *a, uint32_t i, uint32_t t, vf x, vf y) {
@@ -129,59 +148,92 @@ LM_INLINE void attend_exp(int K, vf x[LM_ATTEND_EXP]) {
     LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(v_mul(x[k], x[k]), q[k], x[k]);
     LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_float(i_add(v_bits(v_add(q[k], v_set(1.0f))), i_sll(v_bits(t[k]), 23)));
 }
-LM_INLINE bool attend_some(const lm_attend *a, uint32_t i, uint32_t t) { return a->keep || 16 * t < a->lo[i] || 16 * t + 16 > a->hi[i]; }
+/* A query's tiles of 16 keys: those that it sees some of, of these the ones that it sees as a whole, and where the first one's scores are. */
+typedef struct attend_tiles {
+    uint32_t t0, t1, full0, full1;
+    float *p;
+} attend_tiles;
+LM_INLINE attend_tiles attend_tiles_of(const lm_attend *a, uint32_t i) {
+    const uint32_t t0 = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16;
+    return (attend_tiles){t0, t1, a->keep ? t1 : (a->lo[i] + 15) / 16, a->hi[i] / 16, a->s + 16 * ((size_t)i + (size_t)t0 * a->n)};
+}
 /* Query i's greatest score; with a soft-cap the scores, in place. */
 LM_INLINE float attend_top(const lm_attend *a, uint32_t i) {
-    const vf low = v_set(-__builtin_inff()), scale = v_set(a->scale), cap = v_set(a->softcap);
-    float *p = a->s + 16 * ((size_t)i + (size_t)(a->lo[i] / 16) * a->n);
-    vf top = low;
-    for (uint32_t t = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16; t < t1; t++, p += 16 * (size_t)a->n) {
-        vf x = v_load(p);
-        if (a->softcap != 0) {
-            x = v_mul(cap, v_tanh(v_div(v_mul(x, scale), cap)));
-            v_store(p, x);
-        }
-        if (attend_some(a, i, t)) x = attend_mask(a, i, t, x, low);
-        top = v_max(x, top); /* a NaN leaves it */
-    }
-    return v_most(top);
-}
-/* Query i's scores to weights, in place; returns their sum. What it doesn't see becomes +0 in every tile that it sees some of. */
-LM_INLINE float attend_weights(const lm_attend *a, uint32_t i, vf by, vf minus_m) {
+    const attend_tiles at = attend_tiles_of(a, i);
+    const vf low = v_set(-__builtin_inff());
     const size_t step = 16 * (size_t)a->n;
-    const uint32_t t1 = (a->hi[i] + 15) / 16, full0 = a->keep ? t1 : (a->lo[i] + 15) / 16, full1 = a->hi[i] / 16; /* tiles seen as a whole */
-    float *p = a->s + 16 * (size_t)i + a->lo[i] / 16 * step;
-    vf sum = v_set(0.0f);
-    for (uint32_t t = a->lo[i] / 16; t < t1;) {
-        vf x[LM_ATTEND_EXP];
-        if (t >= full0 && t + LM_ATTEND_EXP <= full1) {
-            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) x[k] = v_fma(v_load(p + k * step), by, minus_m);
-            attend_exp(LM_ATTEND_EXP, x);
-            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) v_store(p + k * step, x[k]);
-            LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) sum = v_add(sum, x[k]);
-            t += LM_ATTEND_EXP, p += LM_ATTEND_EXP * step;
-            continue;
-        }
-        x[0] = v_fma(v_load(p), by, minus_m);
-        attend_exp(1, x);
-        if (t < full0 || t >= full1) x[0] = attend_mask(a, i, t, x[0], v_set(0.0f));
-        v_store(p, x[0]);
-        sum = v_add(sum, x[0]);
-        t++, p += step;
+    vf top = low, other = low;
+    if (a->softcap != 0) {
+        const vf scale = v_set(a->scale), cap = v_set(a->softcap);
+        float *p = at.p;
+        for (uint32_t t = at.t0; t < at.t1; t++, p += step) v_store(p, v_mul(cap, v_tanh(v_div(v_mul(v_load(p), scale), cap))));
     }
+    const float *p = at.p;
+    uint32_t t = at.t0;
+    for (; t < at.full0 && t < at.t1; t++, p += step) top = v_max(attend_mask(a, i, t, v_load(p), low), top); /* a NaN leaves it */
+    for (; t + 2 <= at.full1; t += 2, p += 2 * step) top = v_max(v_load(p), top), other = v_max(v_load(p + step), other);
+    for (; t < at.full1; t++, p += step) top = v_max(v_load(p), top);
+    for (; t < at.t1; t++, p += step) top = v_max(attend_mask(a, i, t, v_load(p), low), top);
+    return v_most(v_max(other, top));
+}
+/* K tiles of scores to weights, +0 what the query doesn't see */
+LM_INLINE vf attend_some(int K, const lm_attend *a, uint32_t i, uint32_t t, float *p, vf by, vf minus_m, vf sum) {
+    const size_t step = 16 * (size_t)a->n;
+    vf x[LM_ATTEND_EXP];
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_fma(v_load(p + k * step), by, minus_m);
+    attend_exp(K, x);
+    LM_UNROLL for (int k = 0; k < K; k++) x[k] = attend_mask(a, i, t + (uint32_t)k, x[k], v_set(0.0f));
+    LM_UNROLL for (int k = 0; k < K; k++) v_store(p + k * step, x[k]);
+    LM_UNROLL for (int k = 0; k < K; k++) sum = v_add(sum, x[k]);
+    return sum;
+}
+/* Query i's scores to weights, in place; returns their sum. What it doesn't see of tiles [from, to) becomes +0. */
+LM_INLINE float attend_weights(const lm_attend *a, uint32_t i, vf by, vf minus_m, uint32_t from, uint32_t to) {
+    const attend_tiles at = attend_tiles_of(a, i);
+    const size_t step = 16 * (size_t)a->n;
+    float *p = at.p;
+    uint32_t t = at.t0;
+    vf sum = v_set(0.0f);
+    for (; t < at.full0 && t < at.t1; t++, p += step) sum = attend_some(1, a, i, t, p, by, minus_m, sum);
+    for (; t + LM_ATTEND_EXP <= at.full1; t += LM_ATTEND_EXP, p += LM_ATTEND_EXP * step) {
+        vf x[LM_ATTEND_EXP];
+        LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) x[k] = v_fma(v_load(p + k * step), by, minus_m);
+        attend_exp(LM_ATTEND_EXP, x);
+        LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) v_store(p + k * step, x[k]);
+        LM_UNROLL for (int k = 0; k < LM_ATTEND_EXP; k++) sum = v_add(sum, x[k]);
+    }
+#if LM_ATTEND_W == 2
+    switch (at.t1 - t) {
+    case 1: sum = attend_some(1, a, i, t, p, by, minus_m, sum); break;
+    case 2: sum = attend_some(2, a, i, t, p, by, minus_m, sum); break;
+    case 3: sum = attend_some(3, a, i, t, p, by, minus_m, sum); break;
+    case 4: sum = attend_some(4, a, i, t, p, by, minus_m, sum); break;
+    default: break;
+    }
+#else
+    for (; t < at.t1; t++, p += step) sum = attend_some(1, a, i, t, p, by, minus_m, sum);
+#endif
+    for (t = from; t < to; t++)
+        if (t < at.t0 || t >= at.t1) v_store(a->s + 16 * ((size_t)i + (size_t)t * a->n), v_set(0.0f));
     return v_tree(sum);
 }
-/* m and l of all queries. All of m first: a query's weights wait for its own, and so need not. */
-static void attend_softmax(const lm_attend *a) {
+/* m and l of all queries, and their weights over keys [first, end). All of m first: a query's weights wait for its own, and so need not. */
+static void attend_softmax(const lm_attend *a, uint32_t first, uint32_t end) {
     const float by = a->softcap != 0 ? 1.0f : a->scale;
+    const uint32_t from = first / 16, to = (end + 15) / 16;
     for (uint32_t i = 0; i < a->n; i++)
         if (a->lo[i] < a->hi[i]) a->m[i] = attend_top(a, i) * by;
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->lo[i] < a->hi[i]) a->l[i] = attend_weights(a, i, v_set(by), v_set(-a->m[i]));
+    for (uint32_t i = 0; i < a->n; i++) {
+        if (a->lo[i] < a->hi[i]) {
+            a->l[i] = attend_weights(a, i, v_set(by), v_set(-a->m[i]), from, to);
+            continue;
+        }
+        for (uint32_t t = from; t < to; t++) v_store(a->s + 16 * ((size_t)i + (size_t)t * a->n), v_set(0.0f));
+    }
 }
 
 LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
-    uint32_t first = LM_KV_PAGE, end = 0, clo = 0, chi = LM_KV_PAGE;
+    uint32_t first = LM_KV_PAGE, end = 0, clo = 0, chi = LM_KV_PAGE; /* keys [clo, chi) are seen by all */
     for (int i = 0; i < N; i++) {
         const uint32_t lo = a->lo[i], hi = a->hi[i];
         clo = lo > clo ? lo : clo;
@@ -190,12 +242,21 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
         first = lo < first ? lo : first;
         end = hi > end ? hi : end;
     }
-    if (a->keep || chi < clo) clo = chi = LM_KV_PAGE;
-    for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP)
-        attend_scores(type, N, a->q, a->dk, a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk), j % LM_KV_SPAN, attend_ahead(a), a->s + (size_t)j * (size_t)N);
-    attend_softmax(a);
-    for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP)
-        attend_values(type, N, a, first, end, clo, chi, a->values + c / LM_KV_SPAN * lm_kv_plane(type), c % LM_KV_SPAN, a->o + c);
+    const size_t ahead = attend_ahead(a);
+    for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP) {
+        const uint8_t *tile = a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk);
+        float *s = a->s + (size_t)j * (size_t)N;
+        if (LM_ATTEND_W == 2 && N == LM_ATTEND_N && end - j <= 16) attend_scores(type, N, 1, a->q, a->dk, tile, 0, ahead, s);
+        else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, ahead, s);
+    }
+    attend_softmax(a, first, end);
+    const bool all = clo <= first && chi >= end, some = clo < chi;
+    const bool finite = !a->keep && (all || (some ? attend_finite(type, a, first, clo) && attend_finite(type, a, chi, end) : attend_finite(type, a, first, end)));
+    for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
+        const uint8_t *plane = a->values + c / LM_KV_SPAN * lm_kv_plane(type);
+        if (finite) attend_values(type, N, a, first, end, plane, c % LM_KV_SPAN, a->o + c);
+        else attend_seen(type, a, plane, c % LM_KV_SPAN, a->o + c);
+    }
 }
 #define LM_ATTEND_CASE(TYPE, N) \
     case N: attend_n(TYPE, N, a); break;
