@@ -41,12 +41,27 @@ static uint64_t fit(place *live, uint32_t *n, uint64_t width, uint32_t first, ui
     return at;
 }
 
+/* An op whose result may stand where an operand that nothing reads any more stood, element for element: sums and ropes, which memory bounds. */
+static lm_val in_place(const lm_program *p, uint32_t i) {
+    const lm_op *op = &p->op[i];
+    const lm_val from[2] = {op->a, op->kind == LM_OP_ADD ? op->b : LM_NONE};
+    for (int k = 0; k < 2 && (op->kind == LM_OP_ADD || op->kind == LM_OP_ROPE); k++)
+        if (from[k] != LM_NONE && p->value[from[k]].last == i && p->value[from[k]].width == p->value[op->out].width && op->a != op->b) return from[k];
+    return LM_NONE;
+}
 static void plan_values(lm_device *d, const lm_program *p, place *live) {
     uint32_t n = 0;
     for (uint32_t i = 0; i < p->head_first; i++) {
         const lm_value_info *v = &p->value[p->op[i].out];
+        const lm_val over = in_place(p, i);
         uint32_t last = v->last >= p->head_first ? UINT32_MAX : v->last > i ? v->last : i; /* the head runs once per block: it must find it */
-        d->at[p->op[i].out] = fit(live, &n, v->width, d->op[i].start, last, &d->body_width);
+        if (over == LM_NONE) {
+            d->at[p->op[i].out] = fit(live, &n, v->width, d->op[i].start, last, &d->body_width);
+            continue;
+        }
+        for (uint32_t j = 0; j < n; j++)
+            if (live[j].at == d->at[over]) live[j].last = last;
+        d->at[p->op[i].out] = d->at[over];
     }
     n = 0;
     for (uint32_t i = p->head_first; i < p->n_ops; i++) {

@@ -65,7 +65,7 @@ static void row_rope(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, flo
     const float *cs = f->cos[op->rope.rope] + (size_t)f->row[i] * half, *sn = f->sin[op->rope.rope] + (size_t)f->row[i] * half;
     const float *a = lm_cpu_at(f, op->a, i);
     float *x0 = scratch, *x1 = x0 + half;
-    if (width != op->rope.heads * op->rope.n_rot) memcpy(o, a, width * sizeof *o); /* what does not turn */
+    if (o != a && width != op->rope.heads * op->rope.n_rot) memcpy(o, a, width * sizeof *o); /* what does not turn */
     for (uint32_t h = 0; h < op->rope.heads; h++) {
         const size_t at = (size_t)h * op->rope.head_dim + op->rope.offset;
         if (!op->rope.interleaved) {
