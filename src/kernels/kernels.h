@@ -16,7 +16,7 @@
  *   a = scale, or, with a softcap, s = c·tanh((q·k)·scale/c) and a = 1; m = (max s)·a (a NaN aside); p = exp(max(fma(s, a, −m), −87));
  *   l = Σp over 16 virtual lanes, p in lane j mod 16; o[d] = +0, then o + blk for each block of 32 keys (j from a multiple of 32 on),
  *   blk = +0, blk = fma(p, v[d], blk) for ascending j. 16 keys, or 16 columns of the values, go side by side through the vector. Keys that
- *   are not seen are never read into a sum.
+ *   are not seen change no sum, whatever they hold.
  *   Over latents and index keys, which are rows: q·k over 16 virtual lanes, l too (element i is the i-th visible key), o = fma(p, v, o) from +0.
  *   Pages are merged in ascending order: M = max(m, m'), a = exp(m − M), b = exp(m' − M), l = fma(l', b, l·a), o = fma(o', b, o·a).
  *   A sink is merged last and into l only, by a of o. Result o·(a/l), a = 1 without a sink.
