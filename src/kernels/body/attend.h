@@ -19,7 +19,8 @@ LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
 }
 
 /* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
-LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead, float *s) {
+LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead,
+                             float *s) {
     const uint32_t elem = lm_kv_elem(type);
     for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
         const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
@@ -54,14 +55,17 @@ LM_INLINE vf attend_scale(lm_kv type, const uint8_t *half) {
     return v_set(lm_f16_to_f32(h));
 }
 /* Where a plane has element c of key j, and the key's scale */
-LM_INLINE const uint8_t *attend_at(lm_kv type, const uint8_t *plane, uint32_t j, uint32_t c) { return plane + (j * LM_KV_SPAN + c) * lm_kv_elem(type); }
+LM_INLINE const uint8_t *attend_at(lm_kv type, const uint8_t *plane, uint32_t j, uint32_t c) {
+    return plane + (j * LM_KV_SPAN + c) * lm_kv_elem(type);
+}
 LM_INLINE const uint8_t *attend_half(const uint8_t *plane, uint32_t j) { return plane + LM_KV_PAGE * LM_KV_SPAN + 2 * j; }
 
 /* Columns [c, c + LM_ATTEND_STEP) of a plane, keys [first, end): each by all queries, whose weights of keys that they don't see are +0 and the
  * keys' values finite. That changes no bit: such a product is a zero, which at most turns the sign of a block's sum that is zero itself, and
  * `sum`, which starts from +0, is never −0. The sums stand in an array of their own, whose places are constants to the compiler; pointers walk,
  * since gcc keeps what it derives from an index in vector registers. */
-LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, const uint8_t *plane, uint32_t c, float *o) {
+LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, const uint8_t *plane, uint32_t c,
+                             float *o) {
     const float *p = a->s + (size_t)(first / 16) * 16 * (size_t)N + first % 16;
     const uint8_t *at = attend_at(type, plane, first, c), *half = attend_half(plane, first);
     const size_t ahead = attend_ahead(a);
@@ -86,7 +90,8 @@ LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t fir
         }
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_add(sum[i][w], acc[i][w]);
     }
-    LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v_store(o + (size_t)i * a->ldo + 16 * (uint32_t)w, sum[i][w]);
+    LM_UNROLL for (int i = 0; i < N; i++)
+        LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v_store(o + (size_t)i * a->ldo + 16 * (uint32_t)w, sum[i][w]);
 }
 /* The same for any queries and values, reading none that a query doesn't see: lists, and what is not finite. */
 LM_INLINE void attend_seen(lm_kv type, const lm_attend *a, const uint8_t *plane, uint32_t c, float *o) {
@@ -101,7 +106,8 @@ LM_INLINE void attend_seen(lm_kv type, const lm_attend *a, const uint8_t *plane,
                 if (a->keep && !a->keep[k]) continue;
                 const vf x = v_set(a->s[16 * ((size_t)(k / 16) * a->n + i) + k % 16]), scale = attend_scale(type, attend_half(plane, k));
                 const uint8_t *at = attend_at(type, plane, k, c);
-                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[w] = v_fma(x, kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale), acc[w]);
+                LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++)
+                    acc[w] = v_fma(x, kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale), acc[w]);
             }
             LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[w] = v_add(sum[w], acc[w]);
         }
@@ -251,7 +257,8 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
     }
     attend_softmax(a, first, end);
     const bool all = clo <= first && chi >= end, some = clo < chi;
-    const bool finite = !a->keep && (all || (some ? attend_finite(type, a, first, clo) && attend_finite(type, a, chi, end) : attend_finite(type, a, first, end)));
+    const bool finite = !a->keep && (all || (some ? attend_finite(type, a, first, clo) && attend_finite(type, a, chi, end)
+                                                  : attend_finite(type, a, first, end)));
     for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
         const uint8_t *plane = a->values + c / LM_KV_SPAN * lm_kv_plane(type);
         if (finite) attend_values(type, N, a, first, end, plane, c % LM_KV_SPAN, a->o + c);
