@@ -51,7 +51,7 @@ int lm_status_exit_code(lm_status s);
 /* One line "file: at byte N: field: message" into buf[n]; returns buf. */
 char *lm_error_line(const lm_error *err, char *buf, size_t n);
 
-#define LM_CONTRACT_VERSION 3 /* of the determinism contract: the same version gives the same bits */
+#define LM_CONTRACT_VERSION 4 /* of the determinism contract: the same version gives the same bits */
 const char *lm_version(void);   /* "0.1.0" */
 const char *lm_commit(void);    /* the source's revision, or "unknown" */
 const char *lm_cpu_level(void); /* the best level this CPU has: "c", "avx2", "avx512", "neon" */

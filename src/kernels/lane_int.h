@@ -3,7 +3,7 @@
  * Activations. A row is quantized in blocks of 32 elements, counted from its start. For a block with m = max |x|:
  *   i8:  dx = m / 127,   s = 127 / m,   v = round(x·s) to nearest even: −127 … 127
  *   i16: dx = m / 32512, s = 32512 / m, v = round(x·s), held as v = 256·hi + lo with lo = −128 … 127, so hi = −127 … 127
- *   mixed: as i16 in the row's loud blocks, those with m² · n > 3 · Σm² (over its n blocks, Σ by fma from +0, ascending), as i8 in the others
+ *   mixed: as i16 in the row's loud blocks, those with m² · n > 2 · Σm² (over its n blocks, Σ by fma from +0, ascending), as i8 in the others
  *   m < 2^−100 makes the block zero (dx = 0, v = 0); an element that is not finite makes it NaN (dx = NaN, v = 0).
  * Weights. Blocks of 32 too: element k of a row is d·q[k] + min with an integer q of 8 bits, one (d, min) per block or one per half of it
  *   (16 elements). d and min are the exact products of what is stored; types without minima have no such term at all.
@@ -65,7 +65,8 @@ typedef struct lm_int_segments {
 } lm_int_segments;
 #define LM_INT_WAITING 3u /* at most */
 /* Whether a block whose largest magnitude is m is loud; sum is Σm² of the row's n blocks. */
-static inline bool lm_int_loud(float m, float sum, uint32_t n) { return m * m * (float)n > 3 * sum; }
+#define LM_INT_LOUD 2.0f
+static inline bool lm_int_loud(float m, float sum, uint32_t n) { return m * m * (float)n > LM_INT_LOUD * sum; }
 
 /* Fills slot 0 or 1 of a plane from a strip's n blocks. */
 typedef void (*lm_int_unpack_fn)(const lm_dtype *type, const uint8_t *strip, uint32_t n, uint32_t slot, const lm_int_plane *out);

@@ -116,12 +116,12 @@ static double largest(const double *x, uint32_t n) {
     for (uint32_t j = 0; j < n; j++) m = fmax(m, fabs(x[j]));
     return m;
 }
-/* Blocks of 32; where `loud`, those with more than three times the mean square of the largest magnitudes have 256 times the steps (lane mixed). */
+/* Blocks of 32; where `loud`, those with more than twice the mean square of the largest magnitudes have 256 times the steps (lane mixed). */
 static void quantize(draw *d, double *x, uint32_t n, double steps, bool loud) {
     double sum = 0;
     for (uint32_t i = 0; loud && i < n; i += 32) sum += pow(largest(x + i, n - i < 32 ? n - i : 32), 2);
     for (uint32_t i = 0; i < n; i += 32) {
-        const double m = largest(x + i, n - i < 32 ? n - i : 32), unit = m / (loud && m * m * (n / 32.0) > 3 * sum ? 256 * steps : steps);
+        const double m = largest(x + i, n - i < 32 ? n - i : 32), unit = m / (loud && m * m * (n / 32.0) > 2 * sum ? 256 * steps : steps);
         for (uint32_t j = i; j < i + 32 && j < n; j++)
             if (x[j] != 0) x[j] += unit * 0.5 * next(d);
     }

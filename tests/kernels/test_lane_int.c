@@ -49,7 +49,7 @@ static lm_int_lane rule(lm_int_lane lane, const float *x, uint32_t K, uint32_t b
     float sum = 0;
     for (uint32_t k = 0; k < K; k += 32) sum = fmaf(largest(x + k), largest(x + k), sum);
     const float m = largest(x + 32 * b);
-    return m * m * (float)(K / 32) > 3 * sum ? LM_INT_16 : LM_INT_8;
+    return m * m * (float)(K / 32) > 2 * sum ? LM_INT_16 : LM_INT_8;
 }
 /* What lane_int.h says blocks [k0, k1) of the row x[K] become, in double. */
 static void quantised(lm_int_lane row_lane, const float *x, uint32_t K, uint32_t k0, uint32_t k1, double *out, double *dx) {

@@ -9,11 +9,14 @@ static const lm_bf16_kernels *true_bf16;
 static const lm_int_kernels *true_int;
 
 /* The lowest four bits of each input are lost: a bfloat16 with three bits of mantissa. */
-static void coarse_tile(const uint8_t *w, size_t strip_bytes, uint32_t n_c, uint32_t pairs, const uint32_t *x, uint32_t n_t, bool first, float *total,
-                        size_t ld) {
-    uint32_t y[LM_BLK / 2 * LM_TILE];
-    for (uint32_t i = 0; i < pairs * n_t; i++) y[i] = x[i] & 0xfff0fff0u;
-    true_bf16->tile(w, strip_bytes, n_c, pairs, y, n_t, first, total, ld);
+static void coarse_tile(const lm_bf16_tile *a) {
+    uint32_t *y = lm_malloc((size_t)a->pairs * a->n_t * sizeof *y);
+    assert_non_null(y);
+    for (uint32_t i = 0; i < a->pairs * a->n_t; i++) y[i] = a->x[i] & 0xfff0fff0u;
+    lm_bf16_tile coarse = *a;
+    coarse.x = y;
+    true_bf16->tile(&coarse);
+    lm_free(y);
 }
 /* Four bits of mantissa, then quantized. */
 static void coarse_quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {

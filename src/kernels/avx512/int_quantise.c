@@ -142,7 +142,7 @@ LM_INLINE bool mixed(int W, const float *const *x, uint32_t K, uint8_t *dst) {
         sum = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(bits), sum);
         _mm512_mask_storeu_epi32(at, tokens, bits);
     }
-    const __m512 limit = _mm512_mul_ps(_mm512_set1_ps(3.0f), sum);
+    const __m512 limit = _mm512_mul_ps(_mm512_set1_ps(LM_INT_LOUD), sum);
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += step) {
         __m512 m = _mm512_maskz_loadu_ps(tokens, dst);
         m = _mm512_shuffle_f32x4(m, m, 0x44);
