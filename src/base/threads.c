@@ -47,8 +47,8 @@
 #define LATE_SECONDS 200e-6
 /* Waiting that a worker may cost: so much at once, and in the long run this share of the time. A host that takes a CPU away now and then stays below
  * it, a process that shares it does not. */
-#define LOST_SECONDS 4e-3
-#define LOST_SHARE 0.2
+#define LOST_SECONDS 12e-3
+#define LOST_SHARE 0.3
 /* So long after a rest without a late job, it did help. */
 #define AGAIN_SECONDS 50e-3
 /* A rest, doubled when it did not help; the watch that ends it, how much of it may be lost to others, and what counts as that. */
