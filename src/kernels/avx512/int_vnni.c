@@ -79,7 +79,7 @@ LM_INLINE void block_1(part p, bool min, const uint8_t *q, const float *d, const
         acc[1][t] = _mm512_fmadd_ps(m1, sx, acc[1][t]);
     }
 }
-/* One block with a scale per half: three values per output are alive, so T is half as large. */
+/* One block with a scale per half: three values per output are alive, and of six tokens some spill. */
 LM_INLINE void block_2(part p, bool min, const uint8_t *q, const float *d, const float *m, const uint8_t *x, __m512 acc[2][6]) {
     __m512i c[6];
     __m512 f[2][6], g[2][6];
@@ -116,8 +116,7 @@ LM_INLINE bool any_low(part p, const uint8_t *x) {
     const __m256i dh = _mm256_maskz_loadu_epi32((__mmask8)((1u << p.T) - 1), x + 80 * p.W + 4 * p.t0);
     return _mm256_movepi32_mask(dh) != 0;
 }
-/* A block with low bytes. Both bytes of more than four tokens do not fit the registers, so those go by halves; the sums take the way over memory,
- * not to burden the loop that calls this now and then. */
+/* A block with low bytes. Both bytes of more than four tokens do not fit the registers, so those go by halves. */
 LM_INLINE void add_loud(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, uint32_t b, __m512 acc[2][6]) {
     const part first = {p.T > 4 ? 3 : p.T, p.W, p.t0, 2, false}, rest = {p.T > 4 ? p.T - 3 : 0, p.W, p.t0 + 3, 2, false};
     __m512 part_acc[2][6];
@@ -130,7 +129,7 @@ LM_INLINE void add_loud(part p, int H, bool min, const lm_int_plane *w, const ui
     LM_UNROLL for (int i = 0; i < 2; i++) LM_UNROLL for (int t = 0; t < rest.T; t++) acc[i][3 + t] = part_acc[i][t];
 }
 LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    /* Rows come from the shared cache where K is large: i8's blocks are over soonest. Kinds with two scales read them twice, the second time near. */
+    /* Rows come from the shared cache where K is large: i8's blocks with one scale are over soonest. */
     const size_t step = (size_t)p.W * (p.P == 1 ? 48 : 84), ahead = p.P == 1 && H == 1 ? 4608 : 2304;
     __m512 waiting[LM_INT_WAITING][2][6], acc[2][6];
     LM_UNROLL for (int t = 0; t < p.T; t++) acc[0][t] = acc[1][t] = _mm512_setzero_ps();
@@ -155,52 +154,30 @@ LM_INLINE void tile_part(part p, int H, bool min, const lm_int_plane *w, const u
     LM_UNROLL for (int t = 0; t < p.T; t++) LM_UNROLL for (int i = 0; i < 2; i++)
         _mm512_storeu_ps(out + (size_t)(p.t0 + t) * ld + 16 * i, acc[i][t]);
 }
-/* Kinds with two scales take a tile of W tokens as A and W − A; HIGH: lane mixed. */
-#define LM_TILE_KIND(W, P, HIGH, A) \
+/* Tiles of W tokens, P bytes an activation; HIGH: lane mixed. */
+#define LM_TILE_KIND(W, P, HIGH) \
     case W: \
         if (w->halves == 1 && !w->has_min) \
             tile_part((part){W, W, 0, P, HIGH}, 1, false, w, x, g, out, ld); \
         else if (w->halves == 1) \
             tile_part((part){W, W, 0, P, HIGH}, 1, true, w, x, g, out, ld); \
-        else if (!w->has_min) { \
-            tile_part((part){A, W, 0, P, HIGH}, 2, false, w, x, g, out, ld); \
-            if (W > A) tile_part((part){W - A, W, A, P, HIGH}, 2, false, w, x, g, out, ld); \
-        } else { \
-            tile_part((part){A, W, 0, P, HIGH}, 2, true, w, x, g, out, ld); \
-            if (W > A) tile_part((part){W - A, W, A, P, HIGH}, 2, true, w, x, g, out, ld); \
-        } \
+        else if (!w->has_min) \
+            tile_part((part){W, W, 0, P, HIGH}, 2, false, w, x, g, out, ld); \
+        else \
+            tile_part((part){W, W, 0, P, HIGH}, 2, true, w, x, g, out, ld); \
         break;
-static void tile_8(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
-    switch (n_t) {
-        LM_TILE_KIND(1, 1, false, 1)
-        LM_TILE_KIND(2, 1, false, 2)
-        LM_TILE_KIND(3, 1, false, 3)
-        LM_TILE_KIND(4, 1, false, 4)
-        LM_TILE_KIND(5, 1, false, 5)
-        LM_TILE_KIND(6, 1, false, 6)
-    default: break;
+#define LM_TILE_KINDS_4(P, HIGH) LM_TILE_KIND(1, P, HIGH) LM_TILE_KIND(2, P, HIGH) LM_TILE_KIND(3, P, HIGH) LM_TILE_KIND(4, P, HIGH)
+#define LM_TILE_KINDS_6(P, HIGH) LM_TILE_KINDS_4(P, HIGH) LM_TILE_KIND(5, P, HIGH) LM_TILE_KIND(6, P, HIGH)
+#define LM_TILE_FN(NAME, KINDS, P, HIGH) \
+    static void NAME(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) { \
+        switch (n_t) { \
+            KINDS(P, HIGH) \
+        default: break; \
+        } \
     }
-}
-static void tile_16(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
-    switch (n_t) {
-        LM_TILE_KIND(1, 2, false, 1)
-        LM_TILE_KIND(2, 2, false, 2)
-        LM_TILE_KIND(3, 2, false, 3)
-        LM_TILE_KIND(4, 2, false, 4)
-    default: break;
-    }
-}
-static void tile_mixed(const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
-    switch (n_t) {
-        LM_TILE_KIND(1, 2, true, 1)
-        LM_TILE_KIND(2, 2, true, 2)
-        LM_TILE_KIND(3, 2, true, 3)
-        LM_TILE_KIND(4, 2, true, 4)
-        LM_TILE_KIND(5, 2, true, 5)
-        LM_TILE_KIND(6, 2, true, 6)
-    default: break;
-    }
-}
+LM_TILE_FN(tile_8, LM_TILE_KINDS_6, 1, false)
+LM_TILE_FN(tile_16, LM_TILE_KINDS_4, 2, false)
+LM_TILE_FN(tile_mixed, LM_TILE_KINDS_6, 2, true)
 static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out,
                  size_t ld) {
     if (lane == LM_INT_8)
