@@ -20,6 +20,7 @@ const lm_arch lm_arch_cohere2 = {
     .name = "cohere2",
     .model_types = (const char *const[]){"cohere2", NULL},
     .gguf = "cohere2",
+    .nullable = "num_key_value_heads",
     .ignored = ignored,
     .norm = LM_NORM_LAYER,
     .parallel = true,

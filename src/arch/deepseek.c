@@ -306,7 +306,7 @@ static void to_gguf(lm_b *b) {
 const lm_arch lm_arch_deepseek_v2 = {
     .name = "deepseek_v2",
     .model_types = (const char *const[]){"deepseek_v2", NULL},
-    .nullable = "head_dim|q_lora_rank|n_group|topk_group|scoring_func",
+    .nullable = "head_dim|num_key_value_heads|q_lora_rank|n_group|topk_group|scoring_func",
     .gguf = "deepseek2",
     .to_gguf = to_gguf,
     .names = names,
@@ -317,7 +317,7 @@ const lm_arch lm_arch_deepseek_v2 = {
 const lm_arch lm_arch_deepseek_v3 = {
     .name = "deepseek_v3",
     .model_types = (const char *const[]){"deepseek_v3", NULL},
-    .nullable = "q_lora_rank|topk_method|scoring_func",
+    .nullable = "num_key_value_heads|q_lora_rank|topk_method|scoring_func",
     .gguf = "deepseek2",
     .to_gguf = to_gguf,
     .gguf_alias = true,

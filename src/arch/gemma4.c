@@ -86,6 +86,7 @@ static lm_rope_spec rope_hf(lm_b *b, const char *layer_type, const char *keys, c
 
 static void ropes(lm_b *b) {
     lm_hparams *h = &b->hp;
+    lm_cfg_not_null(b, "rope_scaling"); /* which its class takes for rope_parameters, and then has none */
     lm_rope_spec full = {.type = "proportional", .theta = 1e6, .partial = 0.25, .factor = 1.0, .attention_factor = NAN};
     lm_rope_spec local = {.type = "default", .theta = 1e4, .partial = 1.0, .factor = 1.0, .attention_factor = NAN};
     if (b->gguf) {
@@ -211,7 +212,7 @@ static void to_gguf(lm_b *b) {
 const lm_arch lm_arch_gemma4 = {
     .name = "gemma4",
     .model_types = (const char *const[]){"gemma4_text", "gemma4", NULL},
-    .nullable = "num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
+    .nullable = "final_logit_softcapping|num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
     .gguf = "gemma4",
     .names = names,
     .qk_norm = LM_QK_HEAD,
@@ -227,7 +228,7 @@ const lm_arch lm_arch_gemma4 = {
 const lm_arch lm_arch_gemma4_unified = {
     .name = "gemma4_unified",
     .model_types = (const char *const[]){"gemma4_unified_text", "gemma4_unified", NULL},
-    .nullable = "num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
+    .nullable = "final_logit_softcapping|num_global_key_value_heads|num_experts|top_k_experts|moe_intermediate_size",
     .gguf = "gemma4",
     .gguf_alias = true,
     .names = names,

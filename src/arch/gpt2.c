@@ -59,7 +59,7 @@ static lm_val ffn(lm_b *b, uint32_t l, lm_val x) {
 const lm_arch lm_arch_gpt2 = {
     .name = "gpt2",
     .model_types = (const char *const[]){"gpt2", NULL},
-    .nullable = "head_dim",
+    .nullable = "head_dim|num_key_value_heads|n_inner",
     .gguf = "gpt2",
     .names = names,
     .ignored = ignored,

@@ -25,6 +25,7 @@ const lm_arch lm_arch_granite = {
     .name = "granite",
     .model_types = (const char *const[]){"granite", NULL},
     .gguf = "granite",
+    .nullable = "num_key_value_heads",
     .gguf_permuted_qk = true,
     .bf16 = {.known = true, .norm_cast_first = true, .embed_scale_wide = true},
     .params = params,

@@ -48,7 +48,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_llama = {
     .name = "llama",
     .model_types = (const char *const[]){"llama", NULL},
-    .nullable = "head_dim",
+    .nullable = "head_dim|num_key_value_heads",
     .gguf = "llama",
     .gguf_permuted_qk = true,
     .bf16 = {.known = true, .norm_cast_first = true},

@@ -15,6 +15,7 @@ const lm_arch lm_arch_olmo2 = {
     .name = "olmo2",
     .model_types = (const char *const[]){"olmo2", NULL},
     .gguf = "olmo2",
+    .nullable = "num_key_value_heads",
     .names = names,
     .no_pre_norm = true,
     .post_norm = true,

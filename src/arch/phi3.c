@@ -47,7 +47,7 @@ static lm_val ffn(lm_b *b, uint32_t l, lm_val x) {
 const lm_arch lm_arch_phi3 = {
     .name = "phi3",
     .model_types = (const char *const[]){"phi3", NULL},
-    .nullable = "sliding_window|attention_bias",
+    .nullable = "sliding_window|attention_bias|num_key_value_heads",
     .gguf = "phi3",
     .names = names,
     .partial_rope = true,

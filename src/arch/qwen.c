@@ -48,7 +48,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_qwen2 = {
     .name = "qwen2",
     .model_types = (const char *const[]){"qwen2", NULL},
-    .nullable = "sliding_window",
+    .nullable = "sliding_window|num_key_value_heads",
     .gguf = "qwen2",
     .bf16 = {.known = true, .norm_cast_first = true},
     .params = params,
@@ -56,7 +56,7 @@ const lm_arch lm_arch_qwen2 = {
 const lm_arch lm_arch_qwen3 = {
     .name = "qwen3",
     .model_types = (const char *const[]){"qwen3", NULL},
-    .nullable = "sliding_window",
+    .nullable = "sliding_window|num_key_value_heads",
     .gguf = "qwen3",
     .qk_norm = LM_QK_HEAD,
     .bf16 = {.known = true, .norm_cast_first = true},

@@ -97,6 +97,7 @@ static void params(lm_b *b) {
     if (!lm_cfg_has(b, "head_dim", "attention.key_length"))
         for (uint32_t l = 0; l < h->n_layers; l++) h->layer[l].dk = h->layer[l].dv = 256, h->layer[l].scale = 1.0 / 16.0;
     lm_rope_all(b, 1e4, 0.25);
+    if (!is(b, "qwen3_next")) lm_cfg_not_null(b, "rope_parameters.mrope_section|rope_scaling.mrope_section");
     layer_kinds(b);
     d->kernel = lm_cfg_u32(b, "linear_conv_kernel_dim", "ssm.conv_kernel", 4, 2, 64);
     d->dk = lm_cfg_u32(b, "linear_key_head_dim", "ssm.state_size", 128, 1, 4096);

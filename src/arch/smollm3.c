@@ -29,7 +29,7 @@ static void params(lm_b *b) {
 const lm_arch lm_arch_smollm3 = {
     .name = "smollm3",
     .model_types = (const char *const[]){"smollm3", NULL},
-    .nullable = "sliding_window",
+    .nullable = "sliding_window|num_key_value_heads",
     .gguf = "smollm3",
     .gguf_permuted_qk = true,
     .tied_default = true,

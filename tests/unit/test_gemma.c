@@ -80,6 +80,7 @@ static const refusal refusals[] = {
     {"gemma4", {"final_logit_softcapping", TEXT("30")}, "final_logit_softcapping", "number"},
     {"gemma4", {"final_logit_softcapping", TRUTH(true)}, "final_logit_softcapping", "number"},
     {"gemma3n", {"final_logit_softcapping", NUMBER(-1.0)}, "final_logit_softcapping", "positive"},
+    {"gemma3n", {"final_logit_softcapping", NOTHING}, "final_logit_softcapping", "is null"}, /* its class takes a number only */
     {"gemma4", {"use_bidirectional_attention", TEXT("all")}, "use_bidirectional_attention", "all"},
     {"gemma4", {"a_key_of_tomorrow", INTEGER(1)}, "a_key_of_tomorrow", "not understood"},
     {"gemma4", {"rope_theta", NUMBER(1e4)}, "rope_theta", "not understood"},
@@ -192,7 +193,8 @@ static void gguf_is_the_same_program(void **state) {
 static void softcap_absent_and_null(void **state) {
     (void)state;
     const edit absent = {"final_logit_softcapping", .drop = true}, null = {"final_logit_softcapping", NOTHING};
-    const struct { const char *fixture; const edit *e; double cap; } cases[] = {{"gemma4", &absent, 0}, {"gemma4", &null, 0}, {"gemma3n", &absent, 30}, {"gemma3n", &null, 0}, {"gemma2", &absent, 30}, {"gemma2", &null, 0}};
+    const struct { const char *fixture; const edit *e; double cap; } cases[] = {
+        {"gemma4", &absent, 0}, {"gemma4", &null, 0}, {"gemma3n", &absent, 30}, {"gemma2", &absent, 30}, {"gemma2", &null, 0}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lm_source *s = NULL;
         lm_program *p = built(cases[i].fixture, cases[i].e, 1, &s);

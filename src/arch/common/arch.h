@@ -141,6 +141,8 @@ bool lm_cfg_u32s(lm_b *b, const char *hf, const char *gguf, uint32_t *out, uint3
 bool lm_cfg_f64s(lm_b *b, const char *hf, const char *gguf, double *out, uint32_t n);
 bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t n);
 bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out); /* word i of a list; false: absent, or failed */
+/* Refuses a null of one of these keys, unless transformers takes it (lm_arch.nullable): what a read of one value does itself. */
+void lm_cfg_not_null(lm_b *b, const char *hf);
 void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf); /* reads and drops a key that is known not to matter here */
 /* Refuses unless the key is absent or holds that value. */
 void lm_cfg_expect_bool(lm_b *b, const char *hf, const char *gguf, bool want);

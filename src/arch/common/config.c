@@ -61,7 +61,8 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     return found;
 }
 
-/* Scalars that transformers takes null for in any family: none, or as the rest says. Lists and groups may always be null. */
+/* Scalars that transformers takes null for in any family: none, or as the rest says. Lists and groups may be null, but for the few that
+ * lm_cfg_not_null is asked about. */
 static const char nullable[] =
     "attn_logit_softcapping|use_bidirectional_attention|beta_fast|beta_slow|mscale|mscale_all_dim|attention_factor";
 static bool is_one_of(const char *list, const char *key) {
@@ -78,16 +79,19 @@ static bool is_null(const lm_b *b, const char *key) {
     const lm_value *v = lm_meta_get(&b->src->meta, full);
     return v && v->kind == LM_V_NULL;
 }
-/* lm_cfg_raw for one value: null is refused where transformers refuses it or reads it as false. */
-static const lm_value *scalar(lm_b *b, const char *hf, const char *gguf) {
-    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+void lm_cfg_not_null(lm_b *b, const char *hf) {
     char key[120];
-    for (const char *list = v || b->gguf ? NULL : hf; list;) {
+    for (const char *list = b->gguf ? NULL : hf; list;) {
         list = next_spelling(list, key, sizeof key);
         const char *dot = strrchr(key, '.'), *leaf = dot ? dot + 1 : key;
         if (!is_null(b, key) || is_one_of(nullable, leaf) || (b->arch->nullable && is_one_of(b->arch->nullable, leaf))) continue;
         lm_graph_fail(&b->g, LM_FORMAT, key, "is null, and %s needs a value: leave the key out for its default", b->arch->name);
     }
+}
+/* lm_cfg_raw for one value. */
+static const lm_value *scalar(lm_b *b, const char *hf, const char *gguf) {
+    const lm_value *v = lm_cfg_raw(b, hf, gguf);
+    if (!v) lm_cfg_not_null(b, hf);
     return v;
 }
 

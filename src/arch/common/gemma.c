@@ -4,6 +4,7 @@
 double lm_gemma_softcap(lm_b *b, const char *hf, const char *gguf, double absent) {
     char key[96];
     snprintf(key, sizeof key, "%s%s", b->prefix, hf);
+    lm_cfg_not_null(b, hf);
     bool written = !b->gguf && (lm_meta_get(&b->src->meta, hf) || lm_meta_get(&b->src->meta, key)); /* null is not absent here */
     if (!lm_cfg_has(b, hf, gguf)) return written ? 0.0 : absent;
     double c = lm_cfg_f64(b, hf, gguf, NAN);

@@ -5,6 +5,7 @@ void lm_windows(lm_b *b, uint32_t window, uint32_t period) {
     lm_hparams *h = &b->hp;
     const lm_value *types = lm_cfg_raw(b, "layer_types", NULL),
                    *pattern = lm_cfg_raw(b, "sliding_window_pattern", "attention.sliding_window_pattern");
+    if (!types) lm_cfg_not_null(b, "sliding_window_pattern");
     bool flags = pattern && pattern->kind == LM_V_ARRAY;
     if (types && (types->kind != LM_V_ARRAY || types->elem != LM_V_STRING || types->arr.n != h->n_layers)) {
         lm_graph_fail(&b->g, LM_FORMAT, "layer_types", "must name a type for each of the %u layers", h->n_layers);

@@ -27,6 +27,7 @@ void lm_common_params(lm_b *b) {
     }
     for (uint32_t l = 0; l < h->n_layers; l++) kv[l] = h->heads;
     lm_cfg_u32s(b, kv_hf, kv_gguf, kv, h->n_layers);
+    lm_cfg_not_null(b, kv_hf);
     h->kv_heads = kv[0];
     bool own_dim = lm_cfg_has(b, "head_dim", "attention.key_length");
     if (!own_dim && h->hidden % h->heads)
@@ -67,6 +68,7 @@ void lm_common_params(lm_b *b) {
     /* without a fixed width (some families have none, or one per layer) the hook fills it in */
     uint32_t ffn = 0;
     const lm_value *f = lm_cfg_raw(b, "intermediate_size|n_inner", "feed_forward_length");
+    lm_cfg_not_null(b, "intermediate_size|n_inner");
     if (f && f->kind == LM_V_INT) ffn = lm_cfg_u32(b, "intermediate_size|n_inner", "feed_forward_length", 0, 1, MAX_WIDTH);
     h->ffn = ffn;
     for (uint32_t l = 0; l < h->n_layers; l++)
