@@ -106,7 +106,7 @@ static uint32_t tile_groups(const lm_int_product *p) { return p->groups ? p->gro
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
 static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
 size_t lm_int_scratch(uint32_t K, bool gate) {
-    const size_t tiles = 2 * TILE_FLOATS + plane_floats(K) * (gate ? 2 : 1);
+    const size_t tiles = (1 + (gate ? LM_INT_GROUP : 1)) * (size_t)TILE_FLOATS + plane_floats(K);
     return 16 + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
 }
 
@@ -146,6 +146,13 @@ static void put(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t
     const uint32_t n = width(p, row, ld);
     for (uint32_t t = 0; t < n_t; t++, out += ld) memcpy(p->y + (t0 + t) * p->ldy + row, out, n * sizeof *out);
 }
+/* A tile's rows are a block of the next product's input. */
+static void put_quantised(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, const float *out) {
+    const float *src[LM_INT_WIDEST];
+    for (uint32_t t = 0; t < n_t; t++) src[t] = out + t * PAIR;
+    const size_t block = (size_t)t0 * (p->w->rows / LM_INT_BLK) + (size_t)row / LM_INT_BLK * n_t;
+    p->k->quantise(p->lane, src, n_t, LM_INT_BLK, (uint8_t *)p->gate->xq + block * lm_int_token(p->lane));
+}
 /* out2: the gate's second product */
 static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {
     const lm_int_gate *g = p->gate;
@@ -154,7 +161,8 @@ static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t 
         add_bias(p, g->bias, row, n_t, ld, out2);
         g->k->gated(g->act, out, out, out2, g->limit, g->alpha, n_t * ld);
     }
-    put(p, row, t0, n_t, ld, out);
+    if (g && g->xq) put_quantised(p, row, t0, n_t, out);
+    else put(p, row, t0, n_t, ld, out);
 }
 /* Whether outputs can be written where they belong at once. */
 static bool in_place(const lm_int_product *p, uint32_t row, uint32_t ld) { return !p->bias && !p->gate && row + ld <= p->w->rows; }
@@ -195,18 +203,20 @@ static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, u
         p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
     return plane;
 }
-static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {
+/* Two products one after the other here too: one plane of unpacked weights fits the nearest caches, two do not. What the first gives waits. */
+static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
     const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2, row = s * 16;
     const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
-    float *out2 = out + TILE_FLOATS, *memory = out2 + TILE_FLOATS;
-    const lm_int_plane w = unpack(p, p->w, s, memory), w2 = p->gate ? unpack(p, p->gate->w, s, memory + plane_floats(p->w->K)) : w;
+    float *out = scratch + TILE_FLOATS, *memory = out + (p->gate ? LM_INT_GROUP : 1) * TILE_FLOATS;
     const bool there = in_place(p, row, PAIR);
-    for (uint32_t j = i0; j < i1; j++) {
-        const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-        p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : out, there ? p->ldy : PAIR);
-        if (there) continue;
-        if (p->gate) p->k->tile(p->lane, &w2, tile_at(p, t0), n_t, g, out2, PAIR);
-        finish(p, row, t0, n_t, PAIR, out, out2);
+    for (int pass = 0; pass <= (p->gate != NULL); pass++) {
+        const lm_int_plane w = unpack(p, pass ? p->gate->w : p->w, s, memory);
+        for (uint32_t j = i0; j < i1; j++) {
+            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+            float *const first = out + (p->gate ? (j - i0) * TILE_FLOATS : 0), *const to = pass ? scratch : first;
+            p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : to, there ? p->ldy : PAIR);
+            if (!there && (pass || !p->gate)) finish(p, row, t0, n_t, PAIR, first, scratch);
+        }
     }
 }
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {

@@ -104,6 +104,8 @@ typedef struct lm_int_gate {
     const float *bias;
     lm_kact act;
     float limit, alpha;
+    void *xq; /* NULL: to y. For more than LM_INT_GEMV tokens, not in mixed, where a block's rule depends on its whole row: the results go here instead,
+               * quantized as rows of W's rows, a multiple of LM_INT_BLK, and nothing to y */
 } lm_int_gate;
 typedef struct lm_int_product {
     const lm_int_kernels *k;

@@ -115,6 +115,12 @@ static lm_val moe(lm_val x, uint32_t n, uint32_t k, lm_route_score score, lm_rou
 static lm_val ffn(lm_val x, const char *up, const char *down, lm_act act) {
     return proj(down, lm_op_gated(&g, "gated", proj(up, x, FFN), proj(up, x, FFN), act, 0, 0), HID);
 }
+/* Neither product split, the gate first: the cpu takes the two and what joins them in one job. */
+static lm_val gated_ffn(lm_val x, const char *up, const char *down, lm_act act) {
+    const uint32_t width = lm_width(&g, x);
+    const lm_val gate = lm_op_linear(&g, "gate", x, weight(up, 1, FFN, width), act == LM_ACT_GELU ? vec(FFN, 0.1) : LM_NONE, false);
+    return proj(down, lm_op_gated(&g, "gated", gate, lm_op_linear(&g, "up", x, weight(up, 1, FFN, width), vec(FFN, 0.1), false), act, 0, 0), HID);
+}
 /* gemma3n's oddities and the plain element-wise ops */
 static lm_val odds(lm_val x) {
     lm_op m = lm_op_blank(), s = lm_op_blank(), z = lm_op_blank(), r = lm_op_blank();
@@ -151,7 +157,9 @@ static lm_program *model(void) {
     x = lm_op_add(&g, "x", x, mla(norm(x), LM_NONE));
     x = lm_op_add(&g, "x", x, moe(norm(x), 5, 5, LM_ROUTE_SOFTMAX_TOPK, LM_GROUP_NONE, false, LM_ACT_GELU));
     x = lm_op_add(&g, "x", x, delta(norm(x), true));
-    x = lm_op_add(&g, "x", x, ffn(norm(x), "Q8_0", "Q5_K", LM_ACT_GELU));
+    x = lm_op_add(&g, "x", x, gated_ffn(norm(x), "Q8_0", "Q5_K", LM_ACT_GELU));
+    x = lm_op_add(&g, "x", x, gated_ffn(norm(x), "Q4_0", "F16", LM_ACT_GELU_TANH));
+    x = lm_op_add(&g, "x", x, gated_ffn(gated_ffn(norm(x), "Q4_0", "Q6_K", LM_ACT_SILU), "Q8_0", "Q4_1", LM_ACT_SILU));
     x = lm_op_add(&g, "x", x, odds(norm(x)));
     g.p->norm = norm(x);
     g.p->head_first = g.p->n_ops;

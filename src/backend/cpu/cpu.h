@@ -24,6 +24,7 @@ typedef struct lm_cpu_op {
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
     lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is packed */
     bool gates;             /* LINEAR: it and the next two ops, LINEAR and GATED, can run as one */
+    bool feeds;             /* and what they give can go right to the next product, as its input: no row of it need be whole */
     uint32_t start, run;    /* the first op of those that run as one with this, and how many of them there are from here on (1: this alone) */
     bool packs, local;      /* the last of such row ops: its result is the next product's input; and is seen by nobody else */
 } lm_cpu_op;
@@ -75,8 +76,9 @@ typedef struct lm_cpu {
     float *thread_mem, *shared;
     uint64_t thread_need;
     bool tapped;     /* somebody looks at every op's result: none is left out */
-    lm_val in_shared; /* the value whose packed rows stand in `shared`; LM_NONE */
-    lm_int_lane shared_lane; /* how they are packed */
+    lm_val packed;   /* the value whose packed rows stand at xp; LM_NONE */
+    lm_int_lane packed_lane; /* how they are packed */
+    float *xp;       /* `shared`, or the value's own place */
 } lm_cpu;
 
 static inline uint32_t lm_cpu_width(const lm_cpu *f, lm_val v) { return f->p->value[v].width; }
@@ -107,7 +109,7 @@ void lm_cpu_ahead(const lm_cpu *f, uint32_t after);
 /* lanes.c: products in the lane that configure chose for them. */
 /* How a device of its lane quantizes the inputs of an op's products. */
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
-/* Once lanes are chosen: where two products and the activation that joins them may run as one, their results seen by nobody. */
+/* Once lanes are chosen, products found: where two products and the activation that joins them may run as one, their results seen by nobody. */
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops);
 static inline bool lm_cpu_is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16 || lane == LM_INT_MIXED; }
 /* runs.c: what runs as one. Rows first, since values are placed by them; products once lanes are chosen. */

@@ -26,8 +26,17 @@ static bool is_gate(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
     return gate->a == up->a && join->a == gate->out && join->b == up->out && gate->out != up->out && p->value[gate->out].last == i + 2 &&
            p->value[up->out].last == i + 2;
 }
+/* What a gate feeds stands in its own value's place, which may be that of the gate's input: not a second time in a row. */
+static bool feeds(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
+    const uint32_t from = p->value[p->op[i].a].first;
+    const bool fed = from >= 2 && ops[from - 2].feeds;
+    return ops[i].gates && ops[i + 2].packs && ops[i + 2].local && ops[i + 3].lane == ops[i].lane && ops[i].lane != LM_INT_MIXED && !fed;
+}
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops) {
-    for (uint32_t i = 0; i < p->n_ops; i++) ops[i].gates = is_gate(p, ops, i);
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        ops[i].gates = is_gate(p, ops, i);
+        ops[i].feeds = feeds(p, ops, i);
+    }
 }
 
 static lm_product as_float(const lm_cpu_product *p) {

@@ -22,15 +22,16 @@ static void product_task(void *ctx, uint32_t task, uint32_t thread) {
     lm_cpu_product_run(p, task, lm_cpu_scratch(p->f, thread));
 }
 static void pack_input(lm_cpu *f, const lm_op *op, lm_int_lane lane) {
-    if (f->in_shared == op->a && f->shared_lane == lane) return; /* q, k and v, gate and up share their input */
+    if (f->packed == op->a && f->packed_lane == lane) return; /* q, k and v, gate and up share their input */
     const uint32_t K = f->d->weight[op->w].K, tiles = lm_cpu_x_tiles(lane, f->n);
     pack_job pack = {f, lane, f->val[op->a], f->n, K, f->shared};
     if ((uint64_t)f->n * K > PACK_INLINE)
         lm_pool_run(f->d->pool, pack_task, &pack, tiles);
     else
         for (uint32_t i = 0; i < tiles; i++) pack_task(&pack, i, 0);
-    f->in_shared = op->a;
-    f->shared_lane = lane;
+    f->packed = op->a;
+    f->packed_lane = lane;
+    f->xp = f->shared;
 }
 /* Products whose tasks are handed out together, part by part of the tiles, so that neighbours among the tasks share their tokens. */
 typedef struct products_job {
@@ -55,7 +56,7 @@ void lm_cpu_run_products(lm_cpu *f, const lm_op *op, uint32_t n) {
     products_job job = {.f = f, .n = n};
     for (uint32_t i = 0; i < n; i++) {
         const lm_packed_matrix *w = &f->d->weight[op[i].w];
-        job.p[i] = (lm_int_product){f->d->ik, lane, w, 0, op[i].linear.split, lm_cpu_vec(f, op[i].v), f->shared, f->n, f->val[op[i].out], w->rows, NULL, 0};
+        job.p[i] = (lm_int_product){f->d->ik, lane, w, 0, op[i].linear.split, lm_cpu_vec(f, op[i].v), f->xp, f->n, f->val[op[i].out], w->rows, NULL, 0};
     }
     const uint32_t groups = lm_int_groups(job.p, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -68,9 +69,8 @@ static void run_linear(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
     const bool plain = f->n == 1 && lane == LM_INT_NONE; /* one float row is packed as it stands */
-    const float *xp = plain ? f->val[op->a] : f->shared;
     if (!plain) pack_input(f, op, lane);
-    lm_cpu_product p = {f, lane, w, 0, op->linear.split, lm_cpu_vec(f, op->v), xp, f->n, f->val[op->out], w->rows};
+    lm_cpu_product p = {f, lane, w, 0, op->linear.split, lm_cpu_vec(f, op->v), plain ? f->val[op->a] : f->xp, f->n, f->val[op->out], w->rows};
     lm_pool_run(f->d->pool, product_task, &p, lm_cpu_product_tasks(&p));
 }
 static bool need_linear(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
@@ -91,10 +91,14 @@ void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
     const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
-                              (float)join->act.alpha};
+                              (float)join->act.alpha, f->n > LM_INT_GEMV ? f->val[join->out] : NULL};
     pack_input(f, op, lane);
-    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->shared, f->n, f->val[join->out], w->rows, &gate, 0}};
+    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate, 0}};
     lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
+    if (!gate.xq) return;
+    f->packed = join->out;
+    f->packed_lane = lane;
+    f->xp = gate.xq;
 }
 const lm_cpu_fn lm_cpu_linear = {run_linear, need_linear};
 

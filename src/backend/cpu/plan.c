@@ -116,8 +116,8 @@ static lm_status plan_weights(lm_device *d, const lm_program *p, const uint32_t 
         d->weight[i] = *m;
     }
     for (uint32_t i = 0; i < p->n_ops; i++) lm_cpu_choose_lane(d, p, &p->op[i], &d->op[i]);
-    lm_cpu_find_gates(p, d->op);
     lm_cpu_find_products(p, d->op);
+    lm_cpu_find_gates(p, d->op);
     for (uint32_t i = 0; i < p->n_ops; i++)
         if (p->op[i].kind == LM_OP_MLA) LM_TRY(lm_cpu_pack_mla(d, &p->weight[p->op[i].w], &p->op[i], &d->op[i], err));
     return LM_OK;

@@ -189,7 +189,7 @@ void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
     const lm_int_lane lane = aux->packs ? lm_cpu_aux(f, last + 1)->lane : LM_INT_NONE;
     if (aux->packs && !f->tapped && (f->n > 1 || lane != LM_INT_NONE)) {
         job.product = last + 1, job.lane = lane, job.local = aux->local, job.K = lm_cpu_width(f, last->out);
-        f->in_shared = last->out, f->shared_lane = lane;
+        f->packed = last->out, f->packed_lane = lane, f->xp = f->shared;
         task = packed_task, tasks = lm_cpu_x_tiles(lane, f->n);
     }
     if ((uint64_t)f->n * width > INLINE_FLOATS)

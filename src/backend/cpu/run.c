@@ -188,11 +188,11 @@ static lm_status make_room(lm_cpu *f, lm_error *err) {
 
 /* ---- during ----------------------------------------------------------------------------------------------------------------------*/
 static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r, lm_error *err) {
-    f->in_shared = LM_NONE;
+    f->packed = LM_NONE;
     for (uint32_t i = from; i < to; i++) {
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
-        if (!r->tap && f->n <= LM_INT_GEMV && lm_cpu_aux(f, op)->gates) {
+        if (!r->tap && (f->n <= LM_INT_GEMV ? lm_cpu_aux(f, op)->gates : lm_cpu_aux(f, op)->feeds)) {
             lm_cpu_ahead(f, i + 3);
             lm_cpu_run_gated(f, op);
             i += 2;
@@ -204,7 +204,7 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
         else if (op->kind == LM_OP_LINEAR) lm_cpu_run_products(f, op, n);
         else fns[op->kind]->run(f, op);
         i += n - 1;
-        if (op->kind == LM_OP_EXPERTS || op->kind == LM_OP_MLA) f->in_shared = LM_NONE; /* they use the same memory */
+        if (op->kind == LM_OP_EXPERTS || op->kind == LM_OP_MLA) f->packed = LM_NONE; /* they use the same memory */
         const lm_rows rows = {f->val[op->out], false, f->n, lm_cpu_width(f, op->out), f->row};
         if (r->tap && !r->tap(r->tap_ctx, f->p, op, &rows)) return lm_fail(err, LM_INTERRUPTED, "stopped by the tap at %s", op->name);
     }
