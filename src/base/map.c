@@ -30,8 +30,11 @@ static lm_status map_fd(int fd, const char *path, lm_map *out, lm_error *err) {
     if (size > 0) {
         p = mmap(NULL, (size_t)size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED) {
-            lm_status s = errno == ENOMEM ? LM_NOMEM : LM_IO;
-            return lm_fail_at(err, s, path, LM_NO_OFFSET, NULL, "cannot map the file into memory: %s", strerror(errno));
+            if (errno != ENOMEM)
+                return lm_fail_at(err, LM_IO, path, LM_NO_OFFSET, NULL, "cannot map the file into memory: %s", strerror(errno));
+            lm_fail_nomem(err, "the file's addresses", size);
+            lm_error_set_file(err, path);
+            return LM_NOMEM;
         }
     }
     out->data = p;

@@ -1,12 +1,14 @@
 /* Allocation, pages and arenas: the only file that calls malloc and friends. */
 #include "base/mem.h"
 
+#include <fcntl.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static _Atomic uint64_t fail_after; /* calls left until the one that fails; 0: off */
@@ -52,6 +54,33 @@ char *lm_strndup(const char *s, size_t n) {
 }
 
 char *lm_strdup(const char *s) { return lm_strndup(s, strlen(s)); }
+
+/* The number after `key` in a small file of the kernel's. Memory is short here: none is allocated. */
+static bool kernel_number(const char *path, const char *key, uint64_t *out) {
+    char text[2048];
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return false;
+    const ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd);
+    text[n > 0 ? n : 0] = 0;
+    const char *at = strstr(text, key);
+    char *end = NULL;
+    if (at) *out = strtoull(at + strlen(key), &end, 10);
+    return at && end != at + strlen(key);
+}
+
+uint64_t lm_memory_available(void) {
+    const uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t left = UINT64_MAX, n;
+    if (kernel_number("/proc/meminfo", "MemAvailable:", &n) && n <= UINT64_MAX / 1024) left = n * 1024;
+    struct rlimit most;
+    if (!getrlimit(RLIMIT_AS, &most) && most.rlim_cur != RLIM_INFINITY && kernel_number("/proc/self/statm", "", &n) &&
+        n <= UINT64_MAX / page) {
+        const uint64_t own = most.rlim_cur > n * page ? most.rlim_cur - n * page : 0;
+        if (own < left) left = own;
+    }
+    return left;
+}
 
 /* ---- pages ------------------------------------------------------------------------------------------------------------------- */
 

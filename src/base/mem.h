@@ -28,6 +28,8 @@ char *lm_strdup(const char *s);
 /* exactly n bytes (NULs too) and a NUL after them; the arena's the same */
 char *lm_strndup(const char *s, size_t n);
 void lm_alloc_fail_after(uint64_t n);
+/* For messages: bytes that this process could still take, of the system's and of its own limit on addresses; UINT64_MAX: not known. */
+uint64_t lm_memory_available(void);
 uint64_t lm_alloc_count(void); /* calls so far that allocated, lm_pages_alloc's included; process-wide */
 
 /* 64-byte aligned, zeroed on demand by the kernel; `huge` asks for transparent huge pages. NULL when out of memory.

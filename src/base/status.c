@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/mem.h"
 #include "base/utf8.h"
 
 static const struct {
@@ -88,7 +89,12 @@ lm_status lm_fail_at(lm_error *err, lm_status code, const char *file, uint64_t o
 }
 
 lm_status lm_fail_nomem(lm_error *err, const char *what, uint64_t bytes) {
-    return lm_fail(err, LM_NOMEM, "out of memory: %" PRIu64 " bytes needed for %s", bytes, what);
+    char left[48] = "";
+    const uint64_t available = lm_memory_available();
+    if (available != UINT64_MAX) snprintf(left, sizeof left, ", %" PRIu64 " available", available);
+    if (!bytes) return lm_fail(err, LM_NOMEM, "out of memory: no room for %s%s%s", what, left, left[0] ? " bytes" : "");
+    if (bytes == UINT64_MAX) return lm_fail(err, LM_NOMEM, "out of memory: %s would take more bytes than can be counted", what);
+    return lm_fail(err, LM_NOMEM, "out of memory: %" PRIu64 " bytes needed for %s%s", bytes, what, left);
 }
 
 void lm_error_set_file(lm_error *err, const char *file) {

@@ -22,6 +22,7 @@ lm_status lm_fail(lm_error *err, lm_status code, const char *fmt, ...) LM_PRINTF
 /* file and field may be NULL; offset LM_NO_OFFSET when there is none. field is escaped: control bytes and invalid UTF-8 shown as \xNN. */
 lm_status lm_fail_at(lm_error *err, lm_status code, const char *file, uint64_t offset, const char *field, const char *fmt, ...)
     LM_PRINTF(6, 7);
+/* LM_NOMEM, with the bytes needed (0: not known, UINT64_MAX: past counting) and those available. */
 lm_status lm_fail_nomem(lm_error *err, const char *what, uint64_t bytes);
 /* Fills in the file (or field) only where the error has none. */
 void lm_error_set_file(lm_error *err, const char *file);

@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -51,6 +53,8 @@ def hashes():
     f64 = hash_line(LLAMA, "--ids", IDS, "-n", 12, "--backend", "f64")
     check("the arbiter's logits are others", f64 != base)
     check("the arbiter and threads", hash_line(LLAMA, "--ids", IDS, "-n", 12, "--backend", "f64", "--threads", 3, "--chunk", 2) == f64)
+    phi3 = os.path.join(FIXTURES, "phi3")  # longrope: its set of factors goes by the sequence, not by the room for it
+    check("five tokens in any context", len({hash_line(phi3, "--ids", "1,2,3,4,5", "-n", 1, *c) for c in ([], ["--ctx", 8], ["--ctx", 2048])}) == 1)
     check("other ids, other hash", hash_line(LLAMA, "--ids", IDS + ",5", "-n", 12) != base)
     # prefill = decode: a prompt that is the other run's prompt and text, with one token fewer to generate
     made = ids_of(good("run", LLAMA, "--ids", IDS, "-n", 12, "--print-ids", "--ignore-eos"))
@@ -245,6 +249,20 @@ def memory():
     check("peak memory", p.returncode == 0 and peak <= limit, f"{peak} > {limit}")
 
 
+def out_of_memory():
+    """A limit on addresses that the file or its packed weights don't fit: status 3, one line with the bytes needed and those available."""
+    if "ASAN_OPTIONS" in os.environ:
+        skip("out of memory", "the sanitizer's shadow alone is larger than any limit")
+        return
+    model, seen = os.path.join(FIXTURES, "hybrid"), set()
+    for mib in (16, 24, 32, 48):
+        r = lemma("run", model, "--ids", IDS, "-n", 1, "-t", 1, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (mib << 20, mib << 20)))
+        m = re.fullmatch(r"lemma run: .*hybrid.*: out of memory: [1-9]\d* bytes needed for ([^,]+), \d+ available\n", r.stderr)
+        check(f"out of memory in {mib} MiB", r.returncode == 3 and m and not r.stdout, f"status {r.returncode}: {r.stderr}")
+        seen.add(m and m.group(1))
+    check("out of memory: the file, then its weights", {"the file's addresses", "packed weights"} <= seen, str(seen))
+
+
 # A context of 16 pages, whatever the threads and the chunks; keys and values in every type: the same bits at every level, others than f32's.
 def caches():
     long = ",".join(str(3 + (7 * i * i + 11 * i) % 180) for i in range(4088))
@@ -280,4 +298,5 @@ not_finite()
 surroundings()
 interrupt()
 memory()
+out_of_memory()
 finish()

@@ -1,4 +1,4 @@
-"""A reader of GGUF files for the tests, written from the format's description. Standard library only."""
+"""A reader and a writer of GGUF files for the tests, written from the format's description. Standard library only."""
 import struct
 
 SCALAR = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
@@ -49,3 +49,26 @@ class Reader:
 
     def value(self, t):
         return self.text() if t == 8 else self.take(SCALAR[t])
+
+
+def write(path, keys, tensors):
+    """A file of such keys and tensors; a key's value need not be one that any model has."""
+    def text(b):
+        b = b if isinstance(b, bytes) else b.encode()
+        return struct.pack("<Q", len(b)) + b
+
+    def value(t, v):
+        return text(v) if t == 8 else struct.pack("<" + SCALAR[t], v)
+    head, data = [struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(keys))], b""
+    for name, (t, v) in keys.items():
+        head.append(text(name))
+        if isinstance(t, tuple):
+            head += [struct.pack("<IIQ", 9, t[1], len(v))] + [value(t[1], x) for x in v]
+        else:
+            head += [struct.pack("<I", t), value(t, v)]
+    for name, (t, dims, raw) in tensors.items():
+        head.append(text(name) + struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, t, len(data)))
+        data += raw + b"\0" * (-len(raw) % 32)
+    head = b"".join(head)
+    with open(path, "wb") as f:
+        f.write(head + b"\0" * (-len(head) % 32) + data)

@@ -45,7 +45,12 @@ static void error_lines(void **state) {
     assert_string_equal(e.file, "b\n.gguf"); /* the path itself can still be opened */
     assert_string_equal(lm_error_line(&e, line, sizeof line), "b\\x0a.gguf: at byte 24: n\xc3\xa4me: bad\\x0d\\x0athing \\xe0\\x80");
     assert_int_equal(lm_fail_nomem(&e, "a buffer", 123456), LM_NOMEM);
-    assert_non_null(strstr(e.message, "123456 bytes needed for a buffer"));
+    assert_non_null(strstr(e.message, "123456 bytes needed for a buffer, "));
+    assert_non_null(strstr(e.message, " available"));
+    lm_fail_nomem(&e, "a buffer", 0);
+    assert_non_null(strstr(e.message, "no room for a buffer, "));
+    lm_fail_nomem(&e, "a buffer", UINT64_MAX);
+    assert_non_null(strstr(e.message, "a buffer would take more bytes than can be counted"));
     /* an argument may be part of the same error */
     lm_fail_at(&e, LM_IO, "f", 0, "g", "first");
     lm_fail_at(&e, LM_FORMAT, e.file, e.offset, e.field, "then %s", e.message);

@@ -31,6 +31,13 @@ static void shown_name(lm_b *b, const char *hf, const char *gguf, char *buf, siz
         snprintf(buf, n, "%s%s", b->prefix, first);
 }
 
+const char *lm_cfg_name(lm_b *b, const char *hf, const char *gguf) {
+    char name[200];
+    shown_name(b, hf, gguf, name, sizeof name);
+    const char *own = lm_arena_strndup(b->g.p->arena, name, strlen(name));
+    return own ? own : "config";
+}
+
 const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     const char *list = b->gguf ? gguf : hf;
     const lm_value *found = NULL;

@@ -31,22 +31,25 @@ void lm_common_params(lm_b *b) {
     h->kv_heads = kv[0];
     bool own_dim = lm_cfg_has(b, "head_dim", "attention.key_length");
     if (!own_dim && h->hidden % h->heads)
-        lm_graph_fail(&b->g, LM_FORMAT, "num_attention_heads", "%u heads don't divide the hidden size %u", h->heads, h->hidden);
+        lm_graph_fail(&b->g, LM_FORMAT, lm_cfg_name(b, "num_attention_heads", "attention.head_count"),
+                      "%u heads don't divide the hidden size %u", h->heads, h->hidden);
     h->head_dim = lm_cfg_u32(b, "head_dim", "attention.key_length", h->hidden / h->heads, 1, MAX_WIDTH);
     uint32_t dv = lm_cfg_u32(b, NULL, "attention.value_length", h->head_dim, 1, MAX_WIDTH);
     for (uint32_t l = 0; l < h->n_layers; l++)
         if (!kv[l] || h->heads % kv[l])
-            lm_graph_fail(&b->g, LM_FORMAT, b->gguf ? kv_gguf : kv_hf, "%u key/value heads of layer %u don't divide %u heads", kv[l], l,
-                          h->heads);
+            lm_graph_fail(&b->g, LM_FORMAT, lm_cfg_name(b, kv_hf, kv_gguf), "%u key/value heads of layer %u don't divide %u heads",
+                          kv[l], l, h->heads);
     h->max_position = lm_cfg_u32(b, "max_position_embeddings|n_positions", "context_length", 0, 1, INT32_MAX);
     const char *eps_key = own_key(b, b->arch->eps_key ? b->arch->eps_key : "rms_norm_eps",
                                   "rms_norm_eps|layer_norm_eps|norm_epsilon|layer_norm_epsilon|norm_eps"),
-               *act_key = own_key(b, b->arch->act_key ? b->arch->act_key : "hidden_act", "hidden_activation|hidden_act|activation_function");
+               *act_key = own_key(b, b->arch->act_key ? b->arch->act_key : "hidden_act",
+                                  "hidden_activation|hidden_act|activation_function");
     h->eps = lm_cfg_f64(b, eps_key, "attention.layer_norm_rms_epsilon|attention.layer_norm_epsilon",
                         b->gguf                    ? NAN /* a GGUF says it */
                         : b->arch->eps_default > 0 ? b->arch->eps_default
                                                    : 1e-6);
-    if (!(h->eps > 0.0)) lm_graph_fail(&b->g, LM_RANGE, eps_key, "is %g; it must be positive", h->eps);
+    if (!(h->eps > 0.0))
+        lm_graph_fail(&b->g, LM_RANGE, lm_cfg_name(b, eps_key, "attention.layer_norm_rms_epsilon"), "is %g; it must be positive", h->eps);
     h->act = lm_cfg_act(b, act_key, b->arch->act_default ? b->arch->act_default : LM_ACT_SILU);
     h->qk_norm = b->arch->qk_norm;
     h->embed_scale = h->residual_scale = h->logit_scale = 1.0;
@@ -174,7 +177,11 @@ lm_val lm_attention(lm_b *b, uint32_t l, lm_val x) {
 /* ---- feed-forward ---------------------------------------------------------------------------------------------------------------*/
 lm_val lm_ffn_dense(lm_b *b, const char *gate, const char *up, const char *down, lm_val x, uint32_t width) {
     lm_graph *g = &b->g;
-    if (!width) return lm_graph_fail(g, LM_FORMAT, "intermediate_size", "is missing from the model's config");
+    if (!width) {
+        const char *hf = "intermediate_size|n_inner", *gguf = "feed_forward_length";
+        return lm_graph_fail(g, LM_FORMAT, lm_cfg_name(b, hf, gguf), "%s",
+                             lm_cfg_has(b, hf, gguf) ? "should be an integer" : "is missing from the model's config");
+    }
     char act[64];
     snprintf(act, sizeof act, "%.*s.act", (int)strcspn(down, ".") == 0 ? 3 : (int)(strrchr(down, '.') - down), down);
     lm_val u, h;
@@ -208,7 +215,8 @@ lm_val lm_experts(lm_b *b, lm_val logits, lm_val x, uint32_t expert_scale) {
     const lm_moe_hp *m = &b->hp.moe;
     lm_graph *g = &b->g;
     if (!m->n || !m->k || m->k > m->n || !m->ffn)
-        return lm_graph_fail(g, LM_FORMAT, "num_experts", "%u of %u experts of width %u make no mixture", m->k, m->n, m->ffn);
+        return lm_graph_fail(g, LM_FORMAT, lm_cfg_name(b, "num_experts", "expert_count"), "%u of %u experts of width %u make no mixture",
+                             m->k, m->n, m->ffn);
     lm_op r = lm_op_blank(), e = lm_op_blank();
     r.a = logits;
     r.v2 = expert_scale;

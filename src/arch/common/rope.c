@@ -34,17 +34,18 @@ static const double *factors_tensor(lm_b *b, const char *name, uint32_t *n) {
     return v;
 }
 
+#define TYPE_NAME lm_cfg_name(b, "rope_scaling", "rope.scaling.type")
+#define LENGTH_NAME lm_cfg_name(b, "original_max_position_embeddings", "rope.scaling.original_context_length")
 static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
     s.theta = lm_cfg_f64(b, NULL, "rope.freq_base", s.theta);
-    const char *type = lm_cfg_str(b, NULL, "rope.scaling.type", "none");
+    const char *type = lm_cfg_str(b, NULL, "rope.scaling.type", "linear"); /* "none" lets no factor count */
     s.factor = lm_cfg_f64(b, NULL, "rope.scaling.factor|rope.scale_linear", 1.0);
     s.original = lm_cfg_u32(b, NULL, "rope.scaling.original_context_length", 0, 0, UINT32_MAX);
-    double attn = lm_cfg_f64(b, NULL, "rope.scaling.attn_factor", 0.0);
-    if (attn != 0.0) s.attention_factor = attn;
     lm_cfg_ignore(b, NULL, "rope.scaling.finetuned");
-    s.dims = lm_cfg_u32(b, NULL, "rope.dimension_count", 0, 0, 65536);
+    s.dims = lm_cfg_u32(b, NULL, "rope.dimension_count", 0, 1, 65536);
     uint32_t n = 0;
     if (!strcmp(type, "none") || !strcmp(type, "linear")) {
+        if (!strcmp(type, "none")) s.factor = 1.0;
         s.type = s.factor != 1.0 ? "linear" : "default";
     } else if (!strcmp(type, "yarn")) {
         s.type = "yarn";
@@ -56,7 +57,7 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
     } else if (!strcmp(type, "longrope")) {
         s.type = "longrope";
     } else {
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope.scaling.type", "rope scaling '%.40s' is not known to lemma", type);
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, TYPE_NAME, "rope scaling '%.40s' is not known to lemma", type);
     }
     const double *freqs = factors_tensor(b, "rope_freqs.weight", &n);
     if (freqs) {
@@ -71,8 +72,22 @@ static lm_rope_spec read_gguf(lm_b *b, lm_rope_spec s) {
     s.long_factor = factors_tensor(b, "rope_factors_long.weight", &nl);
     if (ns != nl) lm_graph_fail(&b->g, LM_FORMAT, "rope_factors_long.weight", "short and long factors differ in number");
     s.n_factors = ns;
-    if (ns && strcmp(s.type, "longrope")) s.type = "longrope"; /* converters leave the type out */
+    if (ns && !strcmp(s.type, "yarn"))
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_factors_short.weight", "stands beside rope scaling 'yarn'");
+    if (ns) s.type = "longrope"; /* converters leave the type out */
     return s;
+}
+
+/* llama.cpp multiplies any rotation by this, yarn's own magnitude too. Converters write it for longrope. */
+static void read_magnitude(lm_b *b, lm_rope_spec *s) {
+    const char *key = "rope.scaling.attn_factor", *name = lm_cfg_name(b, NULL, key);
+    double m = lm_cfg_f64(b, NULL, key, 1.0);
+    if (!(m > 0.0)) lm_graph_fail(&b->g, LM_RANGE, name, "is %g; it must be positive", m);
+    if (!strcmp(s->type, "longrope")) {
+        if (lm_cfg_has(b, NULL, key)) s->attention_factor = m;
+    } else if (m != 1.0) {
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, name, "is %g, which lemma knows with longrope alone", m);
+    }
 }
 
 /* Does the config hold an object of that name? (JSON null is none.) */
@@ -99,7 +114,11 @@ lm_rope_spec lm_rope_read(lm_b *b, const char *layer_type, double theta, double 
                       .mscale_all = NAN,
                       .attention_factor = NAN,
                       .truncate = true};
-    if (b->gguf) return read_gguf(b, s);
+    if (b->gguf) {
+        s = read_gguf(b, s);
+        read_magnitude(b, &s);
+        return s;
+    }
     char base[120], spell[260];
     snprintf(base, sizeof base, "rope_parameters%s%s", layer_type ? "." : "", layer_type ? layer_type : "");
     /* The older rope_scaling wins as a whole: what stands in rope_parameters beside it is left unread, and so refused. A nested
@@ -191,8 +210,8 @@ static double yarn_attention(const lm_rope_spec *s) {
 
 static uint32_t longrope(lm_b *b, const lm_rope_spec *s, lm_rope *r, double *inv, uint32_t n) {
     if (!s->short_factor || !s->long_factor || s->n_factors != n || !s->original)
-        return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling",
-                             "longrope needs original_max_position_embeddings and %u short and long factors, found %u", n, s->n_factors);
+        return lm_graph_fail(&b->g, LM_FORMAT, TYPE_NAME, "longrope needs %s and %u short and long factors, found %u", LENGTH_NAME, n,
+                             s->n_factors);
     double *inv_long = lm_arena_calloc(b->g.p->arena, n, sizeof *inv_long);
     if (!inv_long) return lm_graph_fail(&b->g, LM_NOMEM, "rope", "out of memory");
     for (uint32_t i = 0; i < n; i++) {
@@ -216,11 +235,15 @@ static uint32_t make_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, ui
     bool proportional = !strcmp(s->type, "proportional");
     if (!(s->partial > 0.0 && s->partial <= 1.0))
         return lm_graph_fail(&b->g, LM_RANGE, "partial_rotary_factor", "is %g; it must be in (0, 1]", s->partial);
-    if (!(s->theta > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope_theta", "is %g; it must be positive", s->theta);
-    if (!(s->factor > 0.0)) return lm_graph_fail(&b->g, LM_RANGE, "rope factor", "is %g; it must be positive", s->factor);
+    if (!(s->theta > 0.0))
+        return lm_graph_fail(&b->g, LM_RANGE, lm_cfg_name(b, "rope_theta", "rope.freq_base"), "is %g; it must be positive", s->theta);
+    if (!(s->factor > 0.0))
+        return lm_graph_fail(&b->g, LM_RANGE, lm_cfg_name(b, "rope_scaling.factor", "rope.scaling.factor"), "is %g; it must be positive",
+                             s->factor);
     uint32_t dim = s->dims ? s->dims : proportional ? head_dim : (uint32_t)(head_dim * s->partial), n = dim / 2;
     if (!n || dim % 2 || dim > head_dim)
-        return lm_graph_fail(&b->g, LM_UNSUPPORTED, "head_dim", "%u rotary dims of %u can't be paired", dim, head_dim);
+        return lm_graph_fail(&b->g, LM_UNSUPPORTED, lm_cfg_name(b, "head_dim", "rope.dimension_count"),
+                             "%u rotary dims of %u can't be paired", dim, head_dim);
     double *inv = lm_arena_calloc(b->g.p->arena, n, sizeof *inv);
     if (!inv) return lm_graph_fail(&b->g, LM_NOMEM, "rope", "out of memory");
     for (uint32_t i = 0; i < n; i++) inv[i] = 1.0 / pow(s->theta, 2.0 * i / dim);
@@ -228,7 +251,7 @@ static uint32_t make_table(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, ui
     *n_rot = dim;
     bool scaled = !strcmp(s->type, "llama3") || !strcmp(s->type, "yarn");
     if (scaled && !s->original)
-        return lm_graph_fail(&b->g, LM_FORMAT, "rope_scaling", "'%s' needs original_max_position_embeddings", s->type);
+        return lm_graph_fail(&b->g, LM_FORMAT, TYPE_NAME, "'%s' needs %s", s->type, LENGTH_NAME);
     if (!strcmp(s->type, "longrope")) return longrope(b, s, &r, inv, n);
     if (!strcmp(s->type, "llama3")) {
         if (!(s->low > 0)) return lm_graph_fail(&b->g, LM_RANGE, "low_freq_factor", "is %g; it must be above 0", s->low);
