@@ -3,6 +3,13 @@
 
 /* e^x: x = n·ln 2 + r, |r| ≤ ln 2 / 2, in two exact steps; e^r = 1 + r + r²·q(r); times 2^n in two factors, so that a subnormal result is
  * rounded once. Below −104 the result is 0, above 89 infinity. */
+#ifndef LM_SCALE /* p·2^n of an integer n, which the number t holds in its low bits, rounded once */
+LM_INLINE vf v_scale(vf p, vf t, vf n) {
+    (void)n;
+    const vi k = i_sub(v_bits(t), i_set(0x4b400000)), k1 = i_sra(k, 1), k2 = i_sub(k, k1);
+    return v_mul(v_mul(p, v_float(i_sll(i_add(k1, i_set(127)), 23))), v_float(i_sll(i_add(k2, i_set(127)), 23)));
+}
+#endif
 LM_INLINE vf v_exp(vf x) {
     x = v_max(v_set(-104.0f), v_min(v_set(89.0f), x)); /* x second: a NaN stays */
     const vf magic = v_set(12582912.0f);               /* 1.5·2^23: adding it rounds to an integer, to nearest even */
@@ -15,11 +22,7 @@ LM_INLINE vf v_exp(vf x) {
     q = v_fma(q, r, v_set(0.041666206f));
     q = v_fma(q, r, v_set(0.16666518f));
     q = v_fma(q, r, v_set(0.5f));
-    vf p = v_add(v_fma(v_mul(r, r), q, r), v_set(1.0f));
-    vi k = i_sub(v_bits(t), i_set(0x4b400000));
-    vi k1 = i_sra(k, 1), k2 = i_sub(k, k1);
-    p = v_mul(p, v_float(i_sll(i_add(k1, i_set(127)), 23)));
-    return v_mul(p, v_float(i_sll(i_add(k2, i_set(127)), 23)));
+    return v_scale(v_add(v_fma(v_mul(r, r), q, r), v_set(1.0f)), t, n);
 }
 LM_INLINE vf v_abs(vf x) { return v_float(i_and(v_bits(x), i_set(0x7fffffff))); }
 LM_INLINE vf v_neg(vf x) { return v_sub(v_set(-0.0f), x); }
