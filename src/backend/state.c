@@ -59,6 +59,7 @@ const lm_cache_type lm_cache_kv[LM_KV_COUNT] = {
     [LM_KV_F16] = {"f16", sizeof(float), true, LM_KV_F16},
     [LM_KV_BF16] = {"bf16", sizeof(float), true, LM_KV_BF16},
     [LM_KV_Q8_0] = {"q8_0", sizeof(float), true, LM_KV_Q8_0},
+    [LM_KV_BF16X2] = {"bf16", sizeof(float), true, LM_KV_BF16X2},
 };
 
 /* Sizes of a page or of a block; false on overflow. */

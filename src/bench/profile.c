@@ -35,6 +35,7 @@ static bool on_op(void *ctx, const lm_program *p, const lm_op *op, const lm_rows
     lm_work_add(&f->rig.worker, op, &(lm_work_shape){.n_seqs = 1, .n = rows->n, .pos0 = rows->row[0], .wanted = rows->n}, &w);
     for (int k = 0; k < LM_PEAK_COUNT; k++) c->work.mac[k] += w.mac[k];
     c->work.attention_mac += w.attention_mac;
+    c->work.pair_mac += w.pair_mac;
     c->work.weight_bytes += w.weight_bytes;
     c->work.cache_bytes += w.cache_bytes;
     f->last = lm_now(); /* what the tap itself took is nobody's */

@@ -79,8 +79,10 @@ static void attention(const lm_worker *w, const lm_op *op, const lm_work_shape *
         per_pair = (double)op->index.heads * op->index.dim;
     else
         per_pair = (double)op->attn.heads * (op->attn.dk + (double)op->attn.dv);
-    to->attention_mac += at->n_seqs * pairs * per_pair;
     const lm_cache_type *t = w->e->backend->cache(w->e->device);
+    const bool in_pairs = t->tiled && s->kind == LM_CACHE_KV && t->kv == LM_KV_BF16X2 && lm_peak_best(LM_PEAK_BF16);
+    to->attention_mac += at->n_seqs * pairs * per_pair;
+    if (in_pairs) to->pair_mac += at->n_seqs * pairs * per_pair;
     const double row = t->tiled && s->kind == LM_CACHE_KV ? (double)lm_kv_row(t->kv, s->dk, s->dv) : ((double)s->dk + s->dv) * t->elem_size;
     to->cache_bytes += at->n_seqs * keys * s->heads * row;
     if (mla) product(w, op->w, (double)at->n_seqs * at->n, 1, to);
@@ -119,7 +121,8 @@ double lm_work_product_time(const lm_work *w, const lm_reading *r) {
 }
 
 double lm_work_bound(const lm_work *w, const lm_reading *r) {
-    const double compute = lm_work_product_time(w, r) + 2 * w->attention_mac / r->peak[LM_PEAK_F32];
+    double compute = lm_work_product_time(w, r) + 2 * (w->attention_mac - w->pair_mac) / r->peak[LM_PEAK_F32];
+    if (w->pair_mac > 0) compute += 2 * w->pair_mac / r->peak[LM_PEAK_BF16];
     const double memory = (w->weight_bytes + w->cache_bytes) / r->read;
     return compute > memory ? compute : memory;
 }

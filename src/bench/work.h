@@ -13,7 +13,8 @@ typedef struct lm_work_shape {
 /* Multiply-adds with weights by the instruction they use, attention's, and bytes read. */
 typedef struct lm_work {
     double mac[LM_PEAK_COUNT];
-    double attention_mac; /* in float32 */
+    double attention_mac; /* all of it */
+    double pair_mac;      /* of it what is in bfloat16; the rest is in float32 */
     double weight_bytes;  /* as stored; of experts those that so many rows choose if every choice is equally likely */
     double cache_bytes;
 } lm_work;

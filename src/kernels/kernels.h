@@ -26,7 +26,7 @@
  * Max(a, b) is a > b ? a : b. Square root and division are IEEE's. No reciprocal estimates; subnormals are kept.
  *
  * Lanes i8, i16 and mixed differ in the products with block-quantized weights only: lane_int.h has their contract and kernels. Lane bf16 differs
- * in all products with weights: lane_bf16.h.
+ * in all products with weights, and in attention where keys and values are bfloat16: lane_bf16.h.
  *
  * ref/ fills the whole table in plain C (fmaf is exact by IEEE, whatever the CPU); avx2/, avx512/ and neon/ build the same bodies (body/) on
  * their own sixteen-lane vectors. A level is one header of vector primitives (v16.h) and one table.
@@ -55,7 +55,7 @@ typedef void (*lm_gemv_fn)(const uint8_t *strip, size_t strip_bytes, uint32_t n_
 /* Some queries over one page of one head's keys and values. */
 typedef struct lm_attend {
     uint32_t n, dk, dv;      /* n ≤ the level's attend_n */
-    const float *q;          /* [⌈dk/32⌉][n][32]; what stands behind dk is not read */
+    const void *q;           /* float [⌈dk/32⌉][n][32]; what stands behind dk is not read. Lane bf16: pairs [⌈dk/2⌉][n][2] */
     const uint32_t *lo, *hi; /* [n] each sees [lo, hi) of the page's positions; where lo ≥ hi, nothing is left in m and l; one at least sees some */
     const uint8_t *keep;     /* [256] of these, only where it is not 0; NULL: all */
     const uint8_t *keys, *values;
@@ -85,7 +85,7 @@ typedef struct lm_kernels {
     float (*sum_squares)(const float *x, float mean, uint32_t n); /* Σ (x − mean)² */
     /* attention over the cache's pages, by element type */
     uint32_t attend_n; /* queries that `attend` takes at a time */
-    void (*attend[LM_KV_COUNT])(const lm_attend *a);
+    void (*attend[LM_KV_COUNT])(const lm_attend *a); /* NULL for BF16X2: lane_bf16.h */
     void (*store[LM_KV_COUNT])(const lm_kv_rows *r);
     /* s[i*lds + j] = q_i · k_j, over rows */
     void (*dots)(const float *q, size_t ldq, uint32_t n_q, const float *k, size_t ldk, uint32_t n_k, uint32_t d, float *s, size_t lds);

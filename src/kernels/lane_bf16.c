@@ -2,6 +2,7 @@
 #include "kernels/lane_bf16.h"
 #include "base/rng.h"
 #include "base/smallfloat.h"
+#include "kernels/body/turn.h"
 #include <string.h>
 
 #if defined(__x86_64__)
@@ -43,7 +44,12 @@ static uint16_t odd_number(uint64_t round, uint64_t i) {
     if (r[1] % 16 == 0) return (uint16_t)(lm_f32_bits(special[r[2] % 8]) >> 16);
     return (uint16_t)(sign | (round & 1 ? 100 + r[2] % 60 : 56 + r[2] % 12) << 7 | mantissa);
 }
-bool lm_bf16_agrees(const lm_bf16_kernels *k) {
+static bool same(const float *a, const float *b, uint32_t n) {
+    for (uint32_t j = 0; j < n; j++)
+        if (lm_f32_bits(a[j]) != lm_f32_bits(b[j]) && !(a[j] != a[j] && b[j] != b[j])) return false;
+    return true;
+}
+static bool tiles_agree(const lm_bf16_kernels *k) {
     enum { PAIRS = 4, T = 3, ROUNDS = 200 };
     uint16_t w[2][PAIRS * 32], x[PAIRS * T * 2];
     uint32_t words[PAIRS * T];
@@ -57,11 +63,34 @@ bool lm_bf16_agrees(const lm_bf16_kernels *k) {
         a.ahead = a.w;
         a.total = want, lm_bf16_c.tile(&a);
         a.total = got, k->tile(&a);
-        for (uint32_t j = 0; j < 2 * T * 16; j++)
-            if (lm_f32_bits(want[j]) != lm_f32_bits(got[j]) && !(want[j] != want[j] && got[j] != got[j])) return false;
+        if (!same(want, got, 2 * T * 16)) return false;
     }
     return true;
 }
+/* Attention whose weights reach from 1 down to 2^-100, some of them by values that make a product's edge. */
+static bool pages_agree(const lm_bf16_kernels *k) {
+    enum { D = 8, N = 3, ROUNDS = 4 };
+    static const uint32_t lo[N] = {0, 3, 30}, hi[N] = {LM_KV_PAGE, 200, 77};
+    uint16_t q[D * N], keys[LM_KV_PAGE * D], values[LM_KV_PAGE * LM_KV_SPAN];
+    float s[LM_KV_PAGE * N], want[N * (LM_KV_SPAN + 2)], got[N * (LM_KV_SPAN + 2)];
+    uint32_t words[D / 2 * N], r[4];
+    for (uint64_t i = 0; i < ROUNDS; i++) {
+        for (uint32_t j = 0; j < LM_KV_PAGE * D; j++) {
+            lm_philox(i, 4, j, r);
+            keys[j] = (uint16_t)((r[0] & 0x8000) | (uint32_t)(126 + r[1] % 3) << 7 | r[2] % 128);
+            if (j < D * N) q[j] = keys[j] & 0x7fff;
+        }
+        for (uint32_t j = 0; j < LM_KV_PAGE * LM_KV_SPAN; j++) values[j] = odd_number(i, j);
+        memcpy(words, q, sizeof q);
+        lm_attend a = {.n = N, .dk = D, .dv = LM_KV_SPAN, .q = words, .lo = lo, .hi = hi, .keys = (const uint8_t *)keys,
+                       .values = (const uint8_t *)values, .scale = 2.0f, .s = s, .ldo = LM_KV_SPAN};
+        a.o = want, a.m = want + N * LM_KV_SPAN, a.l = a.m + N, lm_bf16_c.attend(&a);
+        a.o = got, a.m = got + N * LM_KV_SPAN, a.l = a.m + N, k->attend(&a);
+        if (!same(want, got, N * (LM_KV_SPAN + 2))) return false;
+    }
+    return true;
+}
+bool lm_bf16_agrees(const lm_bf16_kernels *k) { return tiles_agree(k) && pages_agree(k); }
 const lm_bf16_kernels *lm_bf16_pick(const lm_kernels *level, const char **passed_over) {
     const lm_bf16_kernels *best = &lm_bf16_c;
     const char *failed = NULL;
@@ -77,17 +106,6 @@ const lm_bf16_kernels *lm_bf16_pick(const lm_kernels *level, const char **passed
     return best;
 }
 
-/* Four pairs of each of four rows, turned. */
-typedef uint32_t quad __attribute__((vector_size(16)));
-static void turn(const uint16_t *src, size_t ld, uint32_t *dst, size_t w) {
-    quad r[4];
-    for (int i = 0; i < 4; i++) memcpy(&r[i], src + (size_t)i * ld, sizeof r[i]);
-    const quad a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5), b = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
-    const quad c = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7), d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
-    const quad out[4] = {__builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
-                         __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-    for (int i = 0; i < 4; i++) memcpy(dst + (size_t)i * w, &out[i], sizeof out[i]);
-}
 void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xp) {
     enum { PIECE = 256 };
     const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0, pairs = (K + 1) / 2;
@@ -103,7 +121,7 @@ void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const ui
         for (; w >= 4 && j + 4 <= m; j += 4)
             for (uint32_t t = 0; t < w; t += 4) { /* the last four may be some of those before again */
                 const uint32_t t4 = t + 4 <= w ? t : w - 4;
-                turn(piece[t4] + 2 * j, PIECE, dst + (size_t)j * w + t4, w);
+                lm_turn(piece[t4] + 2 * j, PIECE, dst + (size_t)j * w + t4, w);
             }
         for (; j < m; j++)
             for (uint32_t t = 0; t < w; t++) memcpy(&dst[(size_t)j * w + t], &piece[t][2 * j], 4);

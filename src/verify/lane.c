@@ -1,7 +1,8 @@
 /* G3: a lane that rounds what goes into its products, against the arbiter over the same file; and against what such rounding costs.
  *
  * The trace gives the ids: each case's prompt and continuation. Three runs go side by side, piece by piece, as many rows as PIECE_BYTES hold: the
- * lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products of the size that the lane rounds to (envelope.c);
+ * lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products (lane bf16: of its attention too) of the size that the
+ * lane rounds to (envelope.c);
  * and the arbiter, each row of which is compared with both as it comes. The imitation shares no code with the lane: a lane that is farther from
  * the arbiter than TIMES the imitation does something else than round. Both means have their standard errors allowed for: where a choice of experts
  * flips, a few positions make most of a mean.
@@ -90,12 +91,38 @@ static bool on_exact(void *ctx, const lm_rows *rows) {
 static bool rounds_weight(const beside *b, const lm_program *p, const lm_op *op) {
     return b->noise.prec == LM_PREC_BF16 && strcmp(p->weight[op->w].type->name, "BF16") != 0;
 }
+/* Lane bf16 with its own keys and values rounds what attention multiplies: q, k, v and the softmax's weights. The last is imitated by a second noise on
+ * the values, which moves a sum as much as one on the weights that multiply them. */
+static bool rounds_attention(const beside *b, const lm_op *op) {
+    const lm_cache_type *t = b->j->e->backend->cache(b->j->e->device);
+    return op->kind == LM_OP_ATTENTION && t->tiled && t->kv == LM_KV_BF16X2;
+}
+static void disturb_attention(beside *b, const lm_program *p, uint32_t at, const lm_edit *e) {
+    const lm_val in[3] = {e->op->a, e->op->b, e->op->c};
+    const lm_noise more = {b->noise.prec, SEED, 1};
+    double *keep = b->saved;
+    for (uint32_t k = 0; k < 3; k++) { /* where b and c are none, the keys and values are another op's */
+        if (in[k] == LM_NONE) continue;
+        const uint32_t width = p->value[in[k]].width;
+        for (uint32_t i = 0; i < e->n; i++, keep += width) {
+            double *x = e->in[k] + (size_t)i * width;
+            memcpy(e->before ? keep : x, e->before ? x : keep, width * sizeof *x);
+            if (!e->before) continue;
+            lm_noise_operand(&b->noise, p, at, k, b->from + e->row[i], x);
+            if (k == 2) lm_noise_operand(&more, p, at, k, b->from + e->row[i], x);
+        }
+    }
+}
 /* The lane's rounding, put on the inputs of products with weights: once, and once more for that of the weights; experts' inner inputs by way of
  * their result, embeddings' rows too. */
 static bool on_edit(void *ctx, const lm_program *p, const lm_edit *e) {
     beside *b = ctx;
     const uint32_t at = (uint32_t)(e->op - p->op);
     const bool embed = e->op->kind == LM_OP_EMBED;
+    if (rounds_attention(b, e->op)) {
+        disturb_attention(b, p, at, e);
+        return true;
+    }
     if (!embed && e->op->kind != LM_OP_LINEAR && e->op->kind != LM_OP_EXPERTS) return true;
     const bool weights = rounds_weight(b, p, e->op);
     const lm_noise more = {b->noise.prec, SEED, 1};
@@ -202,9 +229,16 @@ static lm_status alloc(beside *b, lm_error *err) {
     const lm_program *p = b->j->e->program;
     const uint64_t row = (uint64_t)b->vocab * sizeof *b->own, fits = PIECE_BYTES / row;
     uint64_t widest = 1, saved;
-    for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->op[i].kind == LM_OP_LINEAR || p->op[i].kind == LM_OP_EXPERTS)
-            widest = p->value[p->op[i].a].width > widest ? p->value[p->op[i].a].width : widest;
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        const lm_op *op = &p->op[i];
+        uint64_t n = 0;
+        if (op->kind == LM_OP_LINEAR || op->kind == LM_OP_EXPERTS) n = p->value[op->a].width;
+        if (rounds_attention(b, op)) {
+            n = p->value[op->a].width;
+            if (op->b != LM_NONE) n += (uint64_t)p->value[op->b].width + p->value[op->c].width;
+        }
+        widest = n > widest ? n : widest;
+    }
     b->room = fits < 1 ? 1 : fits < MOST_ROWS ? (uint32_t)fits : MOST_ROWS;
     if (!lm_mul(b->room, widest, &saved)) return lm_fail_nomem(err, "rows", UINT64_MAX);
     b->own = lm_calloc(b->room, row);

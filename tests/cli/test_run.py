@@ -206,7 +206,7 @@ def not_finite():
 
 def surroundings():
     r = lemma("--version")
-    check("version", r.returncode == 0 and all(s in r.stdout for s in ("lemma 0.", "commit ", "contract version 4", "CPU level ")), r.stdout)
+    check("version", r.returncode == 0 and all(s in r.stdout for s in ("lemma 0.", "commit ", "contract version 5", "CPU level ")), r.stdout)
     check("help", all(v in good("-h") for v in ("run", "verify", "inspect", "tokenize", "--version")))
     out = good("run", "-h")
     check("a verb's help lists its options", all(o in out for o in ("--temp", "--top-k", "--top-p", "--min-p", "--seed", "--stop", "--ids", "--hash",

@@ -3,6 +3,7 @@
  * --bench: the speed of full pages, on one thread at the best level. */
 #include "kern.h"
 #include "base/threads.h"
+#include "kernels/lane_bf16.h"
 
 static const lm_kernels *level[3];
 static uint32_t n_levels;
@@ -72,7 +73,7 @@ static void should_hold(lm_kv type, const float *x, uint32_t n, uint32_t d, floa
 static void stores(void **state) {
     (void)state;
     static const uint32_t dims[][2] = {{64, 64}, {1, 1}, {80, 128}, {20, 24}, {33, 16}, {256, 200}};
-    for (lm_kv type = 0; type < LM_KV_COUNT; type++)
+    for (lm_kv type = 0; type < LM_KV_BF16X2; type++) /* lane bf16's: test_attend_bf16.c */
         for (int turn = 0; turn < 6; turn++) {
             const uint32_t dk = dims[turn][0], dv = dims[turn][1], ld = dk + dv + turn;
             float *x = malloc(sizeof *x * 256 * ld), *y = malloc(sizeof *x * (dk + dv));
@@ -245,7 +246,7 @@ static void check(lm_kv type, uint32_t dk, uint32_t dv, uint32_t n, float cap, b
 static void attends(void **state) {
     (void)state;
     static const uint32_t dims[][2] = {{64, 64}, {1, 1}, {80, 128}, {20, 24}, {33, 16}, {256, 200}, {128, 128}};
-    for (lm_kv type = 0; type < LM_KV_COUNT; type++)
+    for (lm_kv type = 0; type < LM_KV_BF16X2; type++) /* lane bf16's: test_attend_bf16.c */
         for (int turn = 0; turn < 42; turn++) check(type, dims[turn % 7][0], dims[turn % 7][1], 1 + turn % 12, turn % 3 == 2 ? 1.5f : 0, turn % 5 == 4);
 }
 /* What a weight is: over the whole range, against double precision. */
@@ -275,10 +276,9 @@ static void weights(void **state) {
 }
 
 /* ---- --bench ---------------------------------------------------------------------------------------------------------------------*/
-/* Seconds of full pages by as many queries as the level takes, the best of some tries. */
-static double bench_page(const lm_kernels *k, lm_kv type, uint32_t dk, uint32_t dv) {
+/* Seconds of full pages by n queries, the best of some tries. */
+static double bench_page(lm_kv type, uint32_t n, void (*attend)(const lm_attend *), void (*put)(const lm_kv_rows *), uint32_t dk, uint32_t dv) {
     enum { PAGES = 2, TURNS = 40, TRIES = 25 };
-    const uint32_t n = k->attend_n;
     float *x = malloc(sizeof *x * 256 * (dk + dv)), *q = malloc(sizeof *q * n * dk), *s = malloc(sizeof *s * 256 * n), *o = malloc(sizeof *o * n * dv);
     float m[12], l[12];
     uint32_t lo[12] = {0}, hi[12];
@@ -286,7 +286,11 @@ static double bench_page(const lm_kernels *k, lm_kv type, uint32_t dk, uint32_t 
     for (uint32_t i = 0; i < 256 * (dk + dv); i++) x[i] = kern_normal();
     for (uint32_t i = 0; i < n * dk; i++) q[i] = kern_normal();
     page p[PAGES];
-    for (int i = 0; i < PAGES; i++) p[i] = new_page(type, dk, dv), store(k, &p[i], x, dk + dv, 256, 0);
+    for (int i = 0; i < PAGES; i++) {
+        p[i] = new_page(type, dk, dv);
+        const lm_kv_rows r = {x, x + dk, dk + dv, dk + dv, 256, 0, dk, dv, p[i].at, p[i].at + p[i].keys};
+        put(&r);
+    }
     double best = 1e9;
     for (int try = 0; try < TRIES; try++) {
         const double t = lm_now();
@@ -294,7 +298,7 @@ static double bench_page(const lm_kernels *k, lm_kv type, uint32_t dk, uint32_t 
             const page *at = &p[turn % PAGES];
             const lm_attend a = {.n = n, .dk = dk, .dv = dv, .q = q, .lo = lo, .hi = hi, .keys = at->at, .values = at->at + at->keys, .scale = 0.1f, .s = s,
                                  .m = m, .l = l, .o = o, .ldo = dv};
-            k->attend[type](&a);
+            attend(&a);
         }
         best = fmin(best, (lm_now() - t) / TURNS);
     }
@@ -304,10 +308,15 @@ static double bench_page(const lm_kernels *k, lm_kv type, uint32_t dk, uint32_t 
 }
 static int bench(void) {
     const lm_kernels *k = level[kern_levels(level) - 1];
+    const lm_bf16_kernels *pairs = lm_bf16_pick(k, NULL);
     static const uint32_t dims[] = {64, 128, 256};
     for (lm_kv type = 0; type < LM_KV_COUNT; type++) {
-        printf("%s, %s, GFLOPS of full pages by %u queries:", k->level, lm_kv_name(type), k->attend_n);
-        for (int i = 0; i < 3; i++) printf("  %u: %.1f", dims[i], 4e-9 * 256 * dims[i] * k->attend_n / bench_page(k, type, dims[i], dims[i]));
+        const bool own = type == LM_KV_BF16X2;
+        const uint32_t n = own ? LM_BF16_QUERIES : k->attend_n;
+        printf("%s, %s%s, GFLOPS of full pages by %u queries:", own ? pairs->level : k->level, lm_kv_name(type), own ? " in lane bf16" : "", n);
+        for (int i = 0; i < 3; i++)
+            printf("  %u: %.1f", dims[i],
+                   4e-9 * 256 * dims[i] * n / bench_page(type, n, own ? pairs->attend : k->attend[type], own ? pairs->store : k->store[type], dims[i], dims[i]));
         printf("\n");
     }
     return 0;

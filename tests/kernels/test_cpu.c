@@ -208,7 +208,10 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
 }
 static int32_t id_at(uint32_t seq, uint32_t i) { return (int32_t)(lm_uniform(kern_seed, 7 + seq, i) * VOCAB); }
 static uint8_t all_wanted[4 * LONGEST];
-static const lm_cache_type *cache_of(const lm_backend *b) { return b == &lm_backend_f64 ? &lm_cache_f64 : &lm_cache_kv[kv]; }
+static const lm_cache_type *cache_of(const lm_backend *b) {
+    const bool pairs = kv == LM_KV_BF16 && lane && strcmp(lane, "bf16") == 0;
+    return b == &lm_backend_f64 ? &lm_cache_f64 : &lm_cache_kv[pairs ? LM_KV_BF16X2 : kv];
+}
 static lm_state *state_of(const lm_backend *b, const lm_program *p) {
     lm_state *s = NULL;
     assert_int_equal(lm_state_create(p, cache_of(b), &s, NULL), LM_OK);
@@ -325,19 +328,26 @@ static void same_bits(void **state) {
             for (uint32_t row = 0; row < LONGEST; row++)
                 if (memcmp(of[i] + row * VOCAB, of[j] + row * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("lanes %d and %d agree in row %u", i, j, row);
 }
-/* In lane bf16, and over the same weights in f32, whose logits are others. */
+static void all_rows_differ(const float *a, const float *b, uint32_t from, const char *what) {
+    for (uint32_t row = from; row < LONGEST; row++)
+        if (memcmp(a + row * VOCAB, b + row * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("%s: the same in row %u", what, row);
+}
+/* In lane bf16 with both kinds of attention, and over the same weights in f32: the logits are others each time. */
 static void same_bits_in_bf16(void **state) {
     (void)state;
-    static float of[LONGEST * VOCAB];
-    floats = true, lane = "bf16";
+    static float of[LONGEST * VOCAB], half[LONGEST * VOCAB];
+    floats = true, lane = "bf16", kv = LM_KV_BF16;
     same_bits_in_lane();
     memcpy(of, want[0], sizeof want[0]);
-    lane = NULL;
+    kv = LM_KV_F16;
+    same_bits_in_lane();
+    memcpy(half, want[0], sizeof want[0]);
+    all_rows_differ(of, half, 1, "lane bf16, keys and values as bf16 and f16");
+    lane = NULL, kv = LM_KV_F32;
     lm_program *p = model();
     lm_device *d = device(&lm_backend_cpu, p, NULL, 2);
     reference(d, p);
-    for (uint32_t row = 0; row < LONGEST; row++)
-        if (memcmp(of + row * VOCAB, want[0] + row * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("lanes bf16 and f32 agree in row %u", row);
+    all_rows_differ(of, want[0], 0, "lanes bf16 and f32");
     lm_backend_cpu.destroy(d);
     lm_program_free(p);
     floats = false;
@@ -346,7 +356,7 @@ static void same_bits_in_bf16(void **state) {
 static void same_bits_in_kv(void **state) {
     (void)state;
     static float first[LONGEST * VOCAB];
-    for (kv = LM_KV_F32; kv < LM_KV_COUNT; kv++) {
+    for (kv = LM_KV_F32; kv < LM_KV_BF16X2; kv++) {
         same_bits_in_lane();
         if (kv == LM_KV_F32) memcpy(first, want[0], sizeof first);
         else if (memcmp(first + 40 * VOCAB, want[0] + 40 * VOCAB, VOCAB * sizeof(float)) == 0) fail_msg("kv %s changes nothing", lm_kv_name(kv));
@@ -397,9 +407,9 @@ static void company(void **state) {
         lane = lanes[i];
         company_in_lane();
     }
-    floats = true, lane = "bf16";
+    floats = true, lane = "bf16", kv = LM_KV_BF16;
     company_in_lane();
-    floats = false, lane = NULL;
+    floats = false, lane = NULL, kv = LM_KV_F32;
 }
 /* A run stopped at any op, then the whole: the same bits as if it had never been tried. */
 static void stopped_runs_leave_nothing(void **state) {

@@ -100,6 +100,9 @@ static void work_of_llama(void **state) {
     assert_true(w.attention_mac == 3 * 4.0 * 8 * 32 * 11 && w.cache_bytes == 3 * 4.0 * 2 * 32 * 4 * 11);
     w = work_of(LLAMA, NULL, &(lm_work_shape){.n_seqs = 1, .n = 7, .pos0 = 0, .wanted = 0}); /* no row of logits: no head */
     assert_true(lm_work_macs(&w) == 7 * 4 * layer);
+    w = work_of(LLAMA, "bf16", &(lm_work_shape){.n_seqs = 3, .n = 1, .pos0 = 10, .wanted = 1}); /* keys and values in bfloat16 */
+    assert_true(w.attention_mac == 3 * 4.0 * 8 * 32 * 11 && w.cache_bytes == 3 * 4.0 * 2 * 32 * 2 * 11);
+    assert_true(w.pair_mac == (lm_peak_best(LM_PEAK_BF16) ? w.attention_mac : 0));
     w = work_of(LLAMA, "i8", &(lm_work_shape){.n_seqs = 1, .n = 7, .pos0 = 0, .wanted = 1}); /* float weights run as in f32 */
     assert_true(w.mac[LM_PEAK_INT8] == 0 && w.mac[LM_PEAK_F32] == 7 * 4 * layer + head);
 }

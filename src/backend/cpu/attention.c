@@ -12,6 +12,8 @@
 
 static lm_state *state_of(const lm_cpu *f, uint32_t i) { return f->b->seq[f->seq[i]].state; }
 static lm_kv kv_of(const lm_cpu *f) { return f->d->cache->kv; }
+static bool in_pairs(const lm_cpu *f) { return kv_of(f) == LM_KV_BF16X2; } /* lane bf16 */
+static uint32_t at_once(const lm_cpu *f) { return in_pairs(f) ? LM_BF16_QUERIES : f->k->attend_n; }
 
 typedef struct attend {
     const lm_cpu *f;
@@ -23,7 +25,7 @@ typedef struct attend {
 
 /* A task's memory. Queries are numbered row-major, (row, head), and cut into blocks: block b has queries [first(b), first(b + 1)). */
 typedef struct work {
-    float *q, *o, *page, *s, *m, *l; /* [n][padded_k] by blocks [padded_k/32][of it][32]; [n][padded]; of a block: [][padded], [][256]; [n]; [n] */
+    float *q, *o, *page, *s, *m, *l; /* [n][padded_k] by blocks as lm_attend has q; [n][padded]; of a block: [][padded], [][256]; [n]; [n] */
     uint8_t *mark;                   /* a list's positions, up to a whole page; NULL */
     uint32_t n, blocks, heads;
 } work;
@@ -32,7 +34,7 @@ static uint64_t work_floats(uint64_t n, uint64_t padded_k, uint64_t padded, bool
 }
 static work work_at(const attend *a, uint32_t n_rows, float *mem) {
     work w = {.q = mem, .n = n_rows * a->group, .heads = a->group};
-    w.blocks = (w.n + a->f->k->attend_n - 1) / a->f->k->attend_n;
+    w.blocks = (w.n + at_once(a->f) - 1) / at_once(a->f);
     w.o = w.q + (size_t)w.n * a->padded_k;
     w.m = w.o + (size_t)w.n * a->padded;
     w.l = w.m + w.n;
@@ -88,7 +90,8 @@ static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t p
                                 .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .scale = (float)a->op->attn.scale,
                                 .softcap = (float)a->op->attn.softcap, .s = w->s, .m = fresh ? w->m + i0 : m, .l = fresh ? w->l + i0 : l,
                                 .o = fresh ? w->o + (size_t)i0 * a->padded : w->page, .ldo = a->padded};
-        a->f->k->attend[kv_of(a->f)](&call);
+        if (in_pairs(a->f)) a->f->d->bf16->attend(&call);
+        else a->f->k->attend[kv_of(a->f)](&call);
         if (!fresh) merge(a, w, i0, n, lo, hi, m, l);
     }
 }
@@ -105,23 +108,35 @@ static bool marked(const work *w, uint32_t from, uint32_t to) {
         if (w->mark[j]) return true;
     return false;
 }
+/* The queries of block b, as lm_attend has them. */
+static void place_queries(const attend *a, const work *w, uint32_t b, uint32_t row, uint32_t head) {
+    const lm_cpu *f = a->f;
+    const uint32_t i0 = first_of(w, b), n = first_of(w, b + 1) - i0, dk = a->op->attn.dk;
+    const float *q[AT_ONCE];
+    uint32_t at[AT_ONCE];
+    float *to = w->q + (size_t)i0 * a->padded_k;
+    for (uint32_t i = 0; i < n; i++) {
+        at[i] = (row + (i0 + i) / w->heads) * a->op->attn.heads + head + (i0 + i) % w->heads;
+        q[i] = f->val[a->op->a] + (size_t)at[i] * dk;
+    }
+    if (in_pairs(f)) {
+        lm_bf16_pack(f->d->bf16, f->val[a->op->a], dk, at, n, 0, dk, to);
+        return;
+    }
+    for (uint32_t i = 0; i < n; i++, to += LM_KV_SPAN) {
+        uint32_t d = 0;
+        for (; d + LM_KV_SPAN <= dk; d += LM_KV_SPAN) memcpy(to + (size_t)d * n, q[i] + d, LM_KV_SPAN * sizeof *to);
+        if (d < dk) memcpy(to + (size_t)d * n, q[i] + d, (dk - d) * sizeof *to);
+    }
+}
 /* Rows [row, row + n_rows) of one sequence, all heads of key head kv's group. */
 static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t kv, float *mem) {
     const lm_cpu *f = a->f;
     const lm_op *op = a->op;
-    const uint32_t dk = op->attn.dk, dv = op->attn.dv, window = op->attn.window, head = kv * a->group, pos = f->pos[row];
+    const uint32_t dv = op->attn.dv, window = op->attn.window, head = kv * a->group, pos = f->pos[row];
     const uint32_t last = pos + n_rows - 1, first = window && pos >= window ? pos - window + 1 : 0;
     const work w = work_at(a, n_rows, mem);
-    for (uint32_t b = 0; b < w.blocks; b++) {
-        const uint32_t i0 = first_of(&w, b), n = first_of(&w, b + 1) - i0;
-        float *to = w.q + (size_t)i0 * a->padded_k;
-        for (uint32_t i = 0; i < n; i++, to += LM_KV_SPAN) {
-            const float *q = lm_cpu_at(f, op->a, row + (i0 + i) / w.heads) + (size_t)(head + (i0 + i) % w.heads) * dk;
-            uint32_t d = 0;
-            for (; d + LM_KV_SPAN <= dk; d += LM_KV_SPAN) memcpy(to + (size_t)d * n, q + d, LM_KV_SPAN * sizeof *q);
-            if (d < dk) memcpy(to + (size_t)d * n, q + d, (dk - d) * sizeof *q);
-        }
-    }
+    for (uint32_t b = 0; b < w.blocks; b++) place_queries(a, &w, b, row, head);
     for (uint32_t i = 0; i < w.n; i++) w.l[i] = -1; /* nothing seen yet */
     if (w.mark) mark_list(a, &w, row);
     for (uint32_t page = first / LM_PAGE; page <= last / LM_PAGE; page++) {
@@ -160,7 +175,8 @@ static void store_task(void *ctx, uint32_t task, uint32_t thread) {
         const lm_kv_rows r = {.k = lm_cpu_at(f, op->b, row) + (size_t)h * dk, .v = lm_cpu_at(f, op->c, row) + (size_t)h * dv,
                               .ldk = lm_cpu_width(f, op->b), .ldv = lm_cpu_width(f, op->c), .n = n, .at = at, .dk = dk, .dv = dv,
                               .keys = lm_state_keys(s->state, op->attn.slot, page, h), .values = lm_state_values(s->state, op->attn.slot, page, h)};
-        f->k->store[kv_of(f)](&r);
+        if (in_pairs(f)) f->d->bf16->store(&r);
+        else f->k->store[kv_of(f)](&r);
     }
 }
 static void attend_task(void *ctx, uint32_t task, uint32_t thread) {

@@ -11,7 +11,10 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     for (uint32_t i = 0; !lane && lanes[i]; i++)
         if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
     if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane);
-    lm_kv kv = strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0 ? LM_KV_F16 : LM_KV_F32; /* far below what those lanes round off anyway */
+    const bool bf16 = strcmp(lane, "bf16") == 0;
+    lm_kv kv = LM_KV_F32;
+    if (strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0) kv = LM_KV_F16; /* far below what those lanes round off anyway */
+    if (bf16) kv = LM_KV_BF16;
     if (o->kv && !lm_kv_by_name(o->kv, &kv))
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "keys and values can't be kept as '%.40s': use f32, f16, bf16 or q8_0", o->kv);
     const lm_kernels *k;
@@ -26,9 +29,9 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     d->k = k;
     d->ik = lm_int_pick(k);
     d->lane = lane;
-    d->cache = &lm_cache_kv[kv];
+    d->cache = &lm_cache_kv[bf16 && kv == LM_KV_BF16 ? LM_KV_BF16X2 : kv];
     const char *passed_over = NULL; /* an instruction that doesn't give the contract's bits on this CPU */
-    if (strcmp(lane, "bf16") == 0) d->bf16 = lm_bf16_pick(k, &passed_over);
+    if (bf16) d->bf16 = lm_bf16_pick(k, &passed_over);
     uint32_t n = lm_pool_size(d->pool);
     snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");
     if (d->bf16) snprintf(d->text, sizeof d->text, "cpu bf16 %s (%s%s%s) %u thread%s", k->level, d->bf16->level, passed_over ? ", not " : "",

@@ -1,8 +1,9 @@
-/* bfloat16 products by vdpbf16ps: two strips by up to 12 tokens, or four strips by one or two, in registers. */
+/* bfloat16 products and attention by vdpbf16ps. Products: two strips by up to 12 tokens, or four strips by one or two, in registers. */
 #include "kernels/lane_bf16.h"
 /* the vectors first */
 #include "kernels/avx512/v16.h"
 
+#include "kernels/body/maths.h"
 #include "kernels/body/bf16.h"
 #define LM_UNROLL _Pragma("GCC unroll 16")
 
@@ -76,4 +77,78 @@ static void tile(const lm_bf16_tile *a) {
     for (; c + 2 <= a->n_c; c += 2) two(a, c);
     if (c < a->n_c) one(a, c);
 }
-const lm_bf16_kernels lm_bf16_dp = {.level = "vdpbf16ps", .tile = tile, .round = k_round};
+
+/* ---- attention: up to 12 queries by 32 keys, or by 32 columns of the values, in registers ---------------------------------------------*/
+LM_INLINE __m512bh pair_of(const uint32_t *x) { return (__m512bh)_mm512_set1_epi32((int32_t)*x); }
+LM_INLINE __m512bh pairs_at(const uint8_t *p) { return (__m512bh)_mm512_loadu_si512(p); }
+
+LM_INLINE void scores(int N, const uint32_t *q, uint32_t pairs, const uint8_t *k, size_t ahead, float *s) {
+    for (uint32_t left = pairs, n; left; left -= n) {
+        __m512 acc[12][2];
+        LM_UNROLL for (int i = 0; i < N; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+        n = left < LM_BLK / 2 ? left : LM_BLK / 2;
+        for (const uint32_t *const end = q + (size_t)n * (uint32_t)N; q < end; q += N, k += 128) {
+            if (N <= 4) _mm_prefetch(k + ahead, _MM_HINT_T0), _mm_prefetch(k + ahead + 64, _MM_HINT_T0);
+            const __m512bh k0 = pairs_at(k), k1 = pairs_at(k + 64);
+            LM_UNROLL for (int i = 0; i < N; i++) {
+                const __m512bh x = pair_of(q + i);
+                acc[i][0] = _mm512_dpbf16_ps(acc[i][0], k0, x);
+                acc[i][1] = _mm512_dpbf16_ps(acc[i][1], k1, x);
+            }
+        }
+        LM_UNROLL for (int w = 0; w < 2; w++) LM_UNROLL for (int i = 0; i < N; i++) {
+            float *at = s + 16 * (w * N + i);
+            _mm512_storeu_ps(at, left < pairs ? _mm512_add_ps(_mm512_loadu_ps(at), acc[i][w]) : acc[i][w]);
+        }
+    }
+}
+LM_INLINE void values(int N, const uint32_t *p, size_t unit, const uint8_t *v, uint32_t pairs, uint32_t in, size_t ahead, float *o, size_t ldo) {
+    __m512 acc[12][2];
+    LM_UNROLL for (int i = 0; i < N; i++) acc[i][0] = acc[i][1] = _mm512_setzero_ps();
+    for (uint32_t n; pairs; pairs -= n, p += unit - 16, in = 0) {
+        n = pairs < 16 - in ? pairs : 16 - in;
+        for (const uint32_t *const end = p + n; p < end; p++, v += 128) {
+            if (N <= 4) _mm_prefetch(v + ahead, _MM_HINT_T0), _mm_prefetch(v + ahead + 64, _MM_HINT_T0);
+            const __m512bh v0 = pairs_at(v), v1 = pairs_at(v + 64);
+            LM_UNROLL for (int i = 0; i < N; i++) {
+                const __m512bh x = pair_of(p + 16 * i);
+                acc[i][0] = _mm512_dpbf16_ps(acc[i][0], v0, x);
+                acc[i][1] = _mm512_dpbf16_ps(acc[i][1], v1, x);
+            }
+        }
+    }
+    const __m512 zero = _mm512_setzero_ps();
+    LM_UNROLL for (int i = 0; i < N; i++)
+        LM_UNROLL for (int w = 0; w < 2; w++) _mm512_storeu_ps(o + (size_t)i * ldo + 16 * w, _mm512_add_ps(zero, acc[i][w]));
+}
+#define LM_EACH_N(CASE) CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11)
+static void k_scores(const lm_attend *a, uint32_t u, size_t ahead) {
+    const uint32_t *q = a->q, pairs = (a->dk + 1) / 2;
+    const uint8_t *k = a->keys + u * lm_kv_tile(LM_KV_BF16X2, a->dk);
+    float *s = a->s + 32 * (size_t)a->n * u;
+#define LM_SCORES(N) \
+    case N: scores(N, q, pairs, k, ahead, s); break;
+    switch (a->n) {
+        LM_EACH_N(LM_SCORES)
+    default: scores(12, q, pairs, k, ahead, s);
+    }
+}
+static void k_values(uint32_t N, const uint32_t *p, size_t unit, const uint8_t *plane, uint32_t j0, uint32_t j1, size_t ahead, float *o, size_t ldo) {
+    const uint32_t in = j0 % 16, pairs = j1 - j0;
+    p += j0 / 16 * unit + in;
+    plane += 128 * (size_t)j0;
+#define LM_VALUES(N) \
+    case N: values(N, p, unit, plane, pairs, in, ahead, o, ldo); break;
+    switch (N) {
+        LM_EACH_N(LM_VALUES)
+    default: values(12, p, unit, plane, pairs, in, ahead, o, ldo);
+    }
+}
+LM_INLINE vf k_weights(vf x0, vf x1, uint32_t *to, vf l) {
+    const __m512bh w = _mm512_cvtne2ps_pbh(x1, x0);
+    _mm512_storeu_si512(to, (__m512i)w);
+    return _mm512_dpbf16_ps(l, w, (__m512bh)_mm512_set1_epi32(0x3f803f80));
+}
+#include "kernels/body/attend_bf16.h"
+
+const lm_bf16_kernels lm_bf16_dp = {.level = "vdpbf16ps", .tile = tile, .round = k_round, .attend = k_attend, .store = k_store};

@@ -1,6 +1,7 @@
 /* Attention of a few queries over one page of keys and values (kernels.h has the contract, kv.h the layout). Each level sets
  * LM_ATTEND_N, the queries that it keeps in registers, and LM_ATTEND_W, the vectors of keys or of value columns beside them. */
 #include "base/smallfloat.h"
+#include "kernels/body/seen.h"
 
 #define LM_ATTEND_STEP (16 * LM_ATTEND_W) /* keys, or columns, at a time: 32 or 16 */
 /* So few queries meet keys and values sooner than memory brings them: in a full page they ask for what comes so many bytes later. */
@@ -129,14 +130,6 @@ LM_INLINE bool attend_finite(lm_kv type, const lm_attend *a, uint32_t from, uint
 }
 
 /* ---- weights ---------------------------------------------------------------------------------------------------------------------*/
-static const float attend_lane[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-/* x where query i sees key 16t + lane, else y */
-LM_INLINE vf attend_mask(const lm_attend *a, uint32_t i, uint32_t t, vf x, vf y) {
-    const vf lane = v_load(attend_lane);
-    x = v_less(lane, v_set((float)a->hi[i] - 16.0f * (float)t), x, y);
-    x = v_less(lane, v_set((float)a->lo[i] - 16.0f * (float)t), y, x);
-    return a->keep ? v_less(v_set(0.0f), v_cvt(i_load_u8(a->keep + 16 * t)), x, y) : x;
-}
 #define LM_ATTEND_EXP (LM_ATTEND_W == 2 ? 4 : 1) /* vectors of exponentials side by side, to hide their latency */
 /* x[k] = e^x[k] for x ≤ 0, as v_exp has it but from −87 on, below which it stays: the power of two goes into the exponent by one addition. */
 LM_INLINE void attend_exp(int K, vf x[LM_ATTEND_EXP]) {
@@ -153,34 +146,6 @@ LM_INLINE void attend_exp(int K, vf x[LM_ATTEND_EXP]) {
     LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(q[k], x[k], v_set(0.5f));
     LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(v_mul(x[k], x[k]), q[k], x[k]);
     LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_float(i_add(v_bits(v_add(q[k], v_set(1.0f))), i_sll(v_bits(t[k]), 23)));
-}
-/* A query's tiles of 16 keys: those that it sees some of, of these the ones that it sees as a whole, and where the first one's scores are. */
-typedef struct attend_tiles {
-    uint32_t t0, t1, full0, full1;
-    float *p;
-} attend_tiles;
-LM_INLINE attend_tiles attend_tiles_of(const lm_attend *a, uint32_t i) {
-    const uint32_t t0 = a->lo[i] / 16, t1 = (a->hi[i] + 15) / 16;
-    return (attend_tiles){t0, t1, a->keep ? t1 : (a->lo[i] + 15) / 16, a->hi[i] / 16, a->s + 16 * ((size_t)i + (size_t)t0 * a->n)};
-}
-/* Query i's greatest score; with a soft-cap the scores, in place. */
-LM_INLINE float attend_top(const lm_attend *a, uint32_t i) {
-    const attend_tiles at = attend_tiles_of(a, i);
-    const vf low = v_set(-__builtin_inff());
-    const size_t step = 16 * (size_t)a->n;
-    vf top = low, other = low;
-    if (a->softcap != 0) {
-        const vf scale = v_set(a->scale), cap = v_set(a->softcap);
-        float *p = at.p;
-        for (uint32_t t = at.t0; t < at.t1; t++, p += step) v_store(p, v_mul(cap, v_tanh(v_div(v_mul(v_load(p), scale), cap))));
-    }
-    const float *p = at.p;
-    uint32_t t = at.t0;
-    for (; t < at.full0 && t < at.t1; t++, p += step) top = v_max(attend_mask(a, i, t, v_load(p), low), top); /* a NaN leaves it */
-    for (; t + 2 <= at.full1; t += 2, p += 2 * step) top = v_max(v_load(p), top), other = v_max(v_load(p + step), other);
-    for (; t < at.full1; t++, p += step) top = v_max(v_load(p), top);
-    for (; t < at.t1; t++, p += step) top = v_max(attend_mask(a, i, t, v_load(p), low), top);
-    return v_most(v_max(other, top));
 }
 /* K tiles of scores to weights, +0 what the query doesn't see */
 LM_INLINE vf attend_some(int K, const lm_attend *a, uint32_t i, uint32_t t, float *p, vf by, vf minus_m, vf sum) {

@@ -1,7 +1,11 @@
 /* bfloat16 products in plain C: what every other level must equal, bit for bit. */
 #include "kernels/lane_bf16.h"
+/* the vectors first */
+#include "kernels/ref/v16.h"
+
+#include "kernels/body/maths.h"
 #include "kernels/body/bf16.h"
-#include <math.h>
+#define LM_UNROLL
 
 static float low(uint32_t pair) { return lm_f32_from_bits(pair << 16); }
 static float high(uint32_t pair) { return lm_f32_from_bits(pair & 0xffff0000u); }
@@ -20,19 +24,17 @@ static float step(float a, float b, float c) {
     return lm_f32_from_bits(sign);
 }
 
-static void tile(const lm_bf16_tile *a) {
-    for (uint32_t c = 0; c < a->n_c; c++)
-        for (uint32_t j0 = 0, j1; j0 < a->pairs; j0 = j1) {
-            float blk[LM_TILE * 16] = {0};
-            j1 = a->pairs - j0 < LM_BLK / 2 ? a->pairs : j0 + LM_BLK / 2;
-            for (uint32_t j = j0; j < j1; j++)
-                for (uint32_t i = 0; i < a->n_t * 16; i++) {
-                    const uint32_t xj = a->x[(size_t)j * a->n_t + i / 16];
-                    uint32_t wj;
-                    memcpy(&wj, a->w + c * a->strip_bytes + ((size_t)j * 16 + i % 16) * 4, 4);
-                    blk[i] = step(low(wj), low(xj), step(high(wj), high(xj), blk[i]));
-                }
-            k_enter(a, c, a->first && j0 == 0, j1 == a->pairs, blk);
+void lm_bf16_chain_c(const uint8_t *w, size_t step_w, uint32_t pairs, const uint32_t *x, size_t xj, size_t xt, uint32_t T, float *acc) {
+    for (uint32_t j = 0; j < pairs; j++)
+        for (uint32_t i = 0; i < T * 16; i++) {
+            const uint32_t xv = x[j * xj + i / 16 * xt];
+            uint32_t wv;
+            memcpy(&wv, w + j * step_w + 4 * (i % 16), 4);
+            acc[i] = step(low(wv), low(xv), step(high(wv), high(xv), acc[i]));
         }
 }
-const lm_bf16_kernels lm_bf16_c = {.level = "c", .tile = tile, .round = k_round};
+#define k_chain lm_bf16_chain_c
+#include "kernels/body/chain_bf16.h"
+#include "kernels/body/attend_bf16.h"
+
+const lm_bf16_kernels lm_bf16_c = {.level = "c", .tile = k_tile, .round = k_round, .attend = k_attend, .store = k_store};
