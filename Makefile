@@ -57,6 +57,7 @@ $(B)/src/kernels/avx2/int_avxvnni.o: CFLAGS += -mavxvnni
 $(B)/src/kernels/avx512/int_vnni.o $(B)/src/kernels/avx512/int_quantise.o: CFLAGS += -mavx512vnni
 $(B)/src/kernels/avx512/bf16_dp.o: CFLAGS += -mavx512bf16
 $(B)/src/kernels/neon/int_dotprod.o: CFLAGS += -march=armv8.2-a+dotprod
+$(B)/src/kernels/neon/int_i8mm.o: CFLAGS += -march=armv8.2-a+dotprod+i8mm
 $(B)/%.o: %.c Makefile | $(GEN)
 	@mkdir -p $(@D)
 	@echo "CC $<"

@@ -21,8 +21,10 @@ static bool has_avxvnni(void) {
 static bool has_avx2(void) { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"); }
 #elif defined(__linux__) && defined(__aarch64__)
 static bool has_dotprod(void) { return (getauxval(AT_HWCAP) & HWCAP_ASIMDDP) != 0; }
+static bool has_i8mm(void) { return has_dotprod() && (getauxval(AT_HWCAP2) >> 13 & 1) != 0; } /* HWCAP2_I8MM */
 #elif defined(__aarch64__)
 static bool has_dotprod(void) { return false; } /* not asked for elsewhere */
+static bool has_i8mm(void) { return false; }
 #endif
 static bool always(void) { return true; }
 /* best last; `level` is the least level of the float kernels that goes with it */
@@ -39,6 +41,7 @@ static const struct {
 #elif defined(__aarch64__)
     {&lm_int_neon, "neon", always},
     {&lm_int_dotprod, "neon", has_dotprod},
+    {&lm_int_i8mm, "neon", has_i8mm},
 #endif
 };
 static int rank(const char *level) { return strcmp(level, "c") == 0 ? 0 : strcmp(level, "avx512") == 0 ? 2 : 1; }

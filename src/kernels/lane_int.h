@@ -135,7 +135,7 @@ extern const lm_int_kernels lm_int_avx2, lm_int_avxvnni, lm_int_vnni;
 void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
 void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
 #elif defined(__aarch64__)
-extern const lm_int_kernels lm_int_neon, lm_int_dotprod;
+extern const lm_int_kernels lm_int_neon, lm_int_dotprod, lm_int_i8mm;
 void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
 #endif
 #endif

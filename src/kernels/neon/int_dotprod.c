@@ -10,7 +10,8 @@
 
 LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, vi *out) {
     LM_UNROLL for (int t = 0; t < T; t++) out[t] = i_set(0);
-    LM_UNROLL for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
+    __asm__("" : "+r"(n)); /* else the compiler unrolls the loop and spills it all */
+    for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
         int8x16_t w[4];
         LM_UNROLL for (int i = 0; i < 4; i++) w[i] = vreinterpretq_s8_u8(veorq_u8(vld1q_u8(q + 16 * i), vdupq_n_u8(128)));
         LM_UNROLL for (int t = 0; t < T; t++) {

@@ -12,6 +12,7 @@
 LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, vi *out) {
     int32x4_t acc[LM_DOTS_T][8];
     LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int i = 0; i < 8; i++) acc[t][i] = vdupq_n_s32(0);
+    __asm__("" : "+r"(n)); /* else the compiler unrolls the loop and spills it all */
     for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
         int8x16_t x[LM_DOTS_T];
         LM_UNROLL for (int t = 0; t < T; t++) {

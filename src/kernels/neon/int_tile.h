@@ -1,4 +1,4 @@
-/* The integer tile on 128-bit vectors. The including file gives `dots`: with LM_DOTS_T tokens at most,
+/* The integer tile on 128-bit vectors. The including file gives `dots`: for T of 1, 2 and LM_DOTS_T tokens (2 or 4),
  *   dots(T, q, v, step, n, out): out[t][0..3] = Σ over n quads of (q − 128)[16 rows][4]·v[t][4], q 128 bytes and v `step` bytes from one quad to
  *   the next. Both sides are signed bytes here, so the tile's corrections for q + 128 (lane_int.h) serve as the sums of v only. */
 
@@ -64,14 +64,18 @@ LM_INLINE void tile_kind(int T, lm_int_lane lane, const lm_int_plane *w, uint32_
     else if (!w->has_min) tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, false}, slot, x, n_t, t0, g, out, ld);
     else tile_part(T, lane, &(lm_int_plane){w->q, w->scale, w->min, 2, true}, slot, x, n_t, t0, g, out, ld);
 }
+LM_INLINE void tile_tokens(int T, lm_int_lane lane, const lm_int_plane *w, uint32_t slot, const uint8_t *x, uint32_t n_t, uint32_t t0,
+                           const lm_int_segments *g, float *out, size_t ld) {
+    if (lane == LM_INT_8) tile_kind(T, LM_INT_8, w, slot, x, n_t, t0, g, out, ld);
+    else tile_kind(T, LM_INT_16, w, slot, x, n_t, t0, g, out, ld);
+}
 static void int_tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
-    for (uint32_t slot = 0; slot < 2; slot++)
-        for (uint32_t t = 0; t < n_t;) {
-            const bool two = n_t - t >= LM_DOTS_T;
-            if (two && lane == LM_INT_8) tile_kind(LM_DOTS_T, LM_INT_8, w, slot, x, n_t, t, g, out, ld);
-            else if (two) tile_kind(LM_DOTS_T, LM_INT_16, w, slot, x, n_t, t, g, out, ld);
-            else if (lane == LM_INT_8) tile_kind(1, LM_INT_8, w, slot, x, n_t, t, g, out, ld);
-            else tile_kind(1, LM_INT_16, w, slot, x, n_t, t, g, out, ld);
-            t += two ? LM_DOTS_T : 1;
-        }
+    for (uint32_t slot = 0; slot < 2; slot++) {
+        uint32_t t = 0;
+        for (; n_t - t >= LM_DOTS_T; t += LM_DOTS_T) tile_tokens(LM_DOTS_T, lane, w, slot, x, n_t, t, g, out, ld);
+#if LM_DOTS_T > 2
+        for (; n_t - t >= 2; t += 2) tile_tokens(2, lane, w, slot, x, n_t, t, g, out, ld);
+#endif
+        for (; t < n_t; t++) tile_tokens(1, lane, w, slot, x, n_t, t, g, out, ld);
+    }
 }
