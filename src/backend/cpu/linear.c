@@ -91,7 +91,7 @@ void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
     const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
-                              (float)join->act.alpha, f->n > LM_INT_GEMV ? f->val[join->out] : NULL};
+                              (float)join->act.alpha, f->n > LM_INT_GEMV && lm_cpu_aux(f, op)->feeds ? f->val[join->out] : NULL};
     pack_input(f, op, lane);
     gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate, 0}};
     lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
