@@ -39,9 +39,12 @@
 #define MAX_RANGES 16
 /* Longer than what lies between two tokens: their logits, the choice. */
 #define SPIN_SECONDS 100e-6
-/* Of what the next job reads: asked for by a thread that waits, in all and at a time */
+/* Of what the next job reads: asked for by a thread that waits, in all and at a time. A CPU drops what it is asked for while its queue of misses is
+ * full, so there is a pause after each step, which then takes about as long as memory takes for it. The caller, which has other work to do between,
+ * asks for as many steps at once as the queue takes. */
 #define AHEAD_BYTES (128u << 10)
-#define AHEAD_STEP 256u
+#define AHEAD_STEP 1024u
+#define AHEAD_AT_ONCE 4
 /* Late is a wait of more than LATE_TASKS tasks and LATE_SECONDS. */
 #define LATE_TASKS 4
 #define LATE_SECONDS 200e-6
@@ -101,6 +104,11 @@ struct lm_pool {
     range range[MAX_RANGES];
     ahead ahead[MAX_RANGES];
     asked asked; /* by the caller */
+    struct { /* what becomes `ahead` when the job at hand starts */
+        uint32_t n;
+        lm_span span[LM_POOL_SPANS];
+    } next[MAX_RANGES];
+    bool told;
     _Alignas(64) _Atomic uint32_t pending; /* tasks not finished; the caller waits for 0 */
     _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t last;              /* the thread that finished the last task */
@@ -160,18 +168,17 @@ static bool in_the_way(const lm_pool *p) {
     return p->spread && cpu >= 0 && cpu == atomic_load_explicit(&p->caller_cpu, memory_order_relaxed);
 }
 
-/* Asks for the next few lines of what comes; false where there are none left, or enough are here. */
-static bool ask_ahead(asked *a) {
-    if (!a->of) return false;
+/* Asks for the next few lines of what comes, where any are left and not yet enough are here. */
+static void ask_ahead(asked *a) {
+    if (!a->of) return;
     const uint32_t version = atomic_load_explicit(&a->of->version, memory_order_acquire);
     if (version != a->version) a->version = version, a->span = 0, a->at = a->all = 0;
-    if (a->all >= AHEAD_BYTES || a->span >= atomic_load_explicit(&a->of->n, memory_order_relaxed)) return false;
+    if (a->all >= AHEAD_BYTES || a->span >= atomic_load_explicit(&a->of->n, memory_order_relaxed)) return;
     const char *p = atomic_load_explicit(&a->of->at[a->span], memory_order_relaxed) + a->at;
     const size_t left = atomic_load_explicit(&a->of->bytes[a->span], memory_order_relaxed) - a->at;
     for (size_t i = 0; i < AHEAD_STEP && i < left; i += 64) __builtin_prefetch(p + i, 0, 2);
     a->at += AHEAD_STEP, a->all += AHEAD_STEP;
     if (left <= AHEAD_STEP) a->span++, a->at = 0;
-    return true;
 }
 
 /* Waits until *w differs from `seen`; `asleep` tells whoever changes it that a wake-up is needed. */
@@ -181,7 +188,8 @@ static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *as
         do {
             for (int i = 0; i < 32; i++) {
                 if (atomic_load_explicit(w, memory_order_acquire) != seen) return;
-                if (!ask_ahead(a)) cpu_pause();
+                ask_ahead(a);
+                cpu_pause();
             }
         } while (lm_now() < until);
     }
@@ -317,6 +325,21 @@ static void announce(lm_pool *p, uint32_t n_wake) {
     if (atomic_load(&p->sleepers)) word_wake(&p->epoch, n_wake);
 }
 
+/* What was told before this job is what comes after it. */
+static void tell(lm_pool *p) {
+    if (!p->told) return;
+    p->told = false;
+    for (uint32_t r = 0; r < p->n_ranges; r++) {
+        ahead *a = &p->ahead[r];
+        for (uint32_t i = 0; i < p->next[r].n; i++) {
+            atomic_store_explicit(&a->at[i], p->next[r].span[i].at, memory_order_relaxed);
+            atomic_store_explicit(&a->bytes[i], p->next[r].span[i].bytes, memory_order_relaxed);
+        }
+        atomic_store_explicit(&a->n, p->next[r].n, memory_order_relaxed);
+        atomic_store_explicit(&a->version, atomic_load_explicit(&a->version, memory_order_relaxed) + 1, memory_order_release);
+    }
+}
+
 static void publish(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->ctx, ctx, memory_order_relaxed);
@@ -330,6 +353,7 @@ static void publish(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
 
 void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     if (!lm_fp_env_ok()) lm_fp_env_set(); /* the caller is thread 0 */
+    if (n_tasks > 1) tell(p);
     const double start = p->n > 1 && n_tasks > 1 && p->spread ? lm_now() : 0;
     if (start > 0) {
         atomic_store_explicit(&p->caller_cpu, this_cpu(), memory_order_relaxed);
@@ -355,13 +379,12 @@ void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
 uint32_t lm_pool_ranges(const lm_pool *p) { return p->n_ranges; }
 uint32_t lm_pool_first(const lm_pool *p, uint32_t n_tasks, uint32_t r) { return (uint32_t)((uint64_t)r * n_tasks / p->n_ranges); }
 void lm_pool_ahead(lm_pool *p, uint32_t r, const lm_span *span, uint32_t n) {
-    ahead *a = &p->ahead[r];
-    for (uint32_t i = 0; i < n; i++) {
-        atomic_store_explicit(&a->at[i], span[i].at, memory_order_relaxed);
-        atomic_store_explicit(&a->bytes[i], span[i].bytes, memory_order_relaxed);
-    }
-    atomic_store_explicit(&a->n, n, memory_order_relaxed);
-    atomic_store_explicit(&a->version, atomic_load_explicit(&a->version, memory_order_relaxed) + 1, memory_order_release);
+    for (uint32_t i = 0; i < n; i++) p->next[r].span[i] = span[i];
+    p->next[r].n = n;
+    p->told = true;
+}
+void lm_pool_ask(lm_pool *p) {
+    for (int i = 0; i < AHEAD_AT_ONCE; i++) ask_ahead(&p->asked);
 }
 
 /* ---- life -------------------------------------------------------------------------------------------------------------------- */

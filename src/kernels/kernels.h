@@ -58,7 +58,7 @@ typedef struct lm_attend {
     const void *q;           /* float [⌈dk/32⌉][n][32]; what stands behind dk is not read. Lane bf16: pairs [⌈dk/2⌉][n][2] */
     const uint32_t *lo, *hi; /* [n] each sees [lo, hi) of the page's positions; where lo ≥ hi, nothing is left in m and l; one at least sees some */
     const uint8_t *keep;     /* [256] of these, only where it is not 0; NULL: all */
-    const uint8_t *keys, *values;
+    const uint8_t *keys, *values, *next; /* next: other keys, read soon after this call, which may ask its CPU for them; NULL */
     float scale, softcap;    /* scale above 0; softcap 0: none */
     float *s;                /* scratch: 256·n */
     float *m, *l;            /* [n] */

@@ -239,6 +239,7 @@ static void hints(void **state) {
             memset((void *)&j, 0, sizeof j);
             j = (job){.n = 9, .threads = threads, .alive = true};
             lm_pool_run(p, count, &j, j.n);
+            lm_pool_ask(p);
             for (uint32_t i = 0; i < j.n; i++) assert_int_equal(j.runs[i], 1);
             assert_int_equal(j.bad, 0);
         }

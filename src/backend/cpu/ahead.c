@@ -1,13 +1,14 @@
-/* Decoding: what the next product reads first is told to the pool while an op runs, so that the weights' stream goes on while the caller computes
- * what stands between two products. It follows how linear.c cuts products into tasks; where it were wrong, only speed would be lost. */
+/* Decoding: what the next product, or the next attention of a single row, reads first is told to the pool while an op runs, so that the stream from
+ * memory goes on while the caller computes what stands between two of them. It follows how linear.c and attention.c cut their work into tasks; where
+ * it were wrong, only speed would be lost. */
 #include "backend/cpu/cpu.h"
 
-/* The next product from op i on, from the start again past the end: the next token's. n_ops: there is none that this knows. */
-static uint32_t next_product(const lm_cpu *f, uint32_t i) {
+/* The next such op from op i on, from the start again past the end: the next token's. n_ops: there is none that this knows. */
+static uint32_t next_reader(const lm_cpu *f, uint32_t i) {
     const uint32_t n = f->p->n_ops;
     for (uint32_t j = 0; j < n; j++, i++) {
         if (i >= n) i = 0;
-        if (f->p->op[i].kind == LM_OP_LINEAR) return i;
+        if (lm_cpu_reads(f, &f->p->op[i])) return i;
         if (f->p->op[i].kind == LM_OP_EXPERTS || f->p->op[i].kind == LM_OP_MLA) return n;
     }
     return n;
@@ -23,10 +24,28 @@ static uint32_t put(lm_span *span, uint32_t n, const lm_packed_matrix *w, uint64
     if (n < LM_POOL_SPANS && s0 < s1) span[n++] = (lm_span){lm_packed_at(w, 0, (uint32_t)s0), (s1 - s0) * w->strip_bytes};
     return n;
 }
+/* A single row: a task is a key head, which starts with its first page's keys. */
+static void keys_ahead(const lm_cpu *f, const lm_op *op) {
+    const uint32_t pos = f->pos[0], first = op->attn.window && pos >= op->attn.window ? pos - op->attn.window + 1 : 0, page = first / LM_PAGE;
+    const uint32_t seen = pos - page * LM_PAGE < LM_PAGE ? pos - page * LM_PAGE : LM_PAGE; /* the row's own key is new */
+    const size_t bytes = lm_kv_spans(seen) * lm_kv_tile(f->d->cache->kv, op->attn.dk);
+    for (uint32_t r = 0; r < lm_pool_ranges(f->d->pool); r++) {
+        const uint32_t h1 = lm_pool_first(f->d->pool, op->attn.kv_heads, r + 1);
+        lm_span span[LM_POOL_SPANS];
+        uint32_t n = 0;
+        for (uint32_t h = lm_pool_first(f->d->pool, op->attn.kv_heads, r); h < h1 && n < LM_POOL_SPANS; h++)
+            span[n++] = (lm_span){lm_state_keys(f->b->seq[0].state, op->attn.slot, page, h), bytes};
+        lm_pool_ahead(f->d->pool, r, span, n);
+    }
+}
 void lm_cpu_ahead(const lm_cpu *f, uint32_t after) {
-    const uint32_t first = next_product(f, after);
-    if (f->n > LM_INT_GEMV || first == f->p->n_ops || lm_pool_size(f->d->pool) == 1) return;
+    const uint32_t first = next_reader(f, after);
+    if (f->n > LM_INT_GEMV || first == f->p->n_ops) return;
     const lm_op *op = &f->p->op[first];
+    if (op->kind == LM_OP_ATTENTION) {
+        keys_ahead(f, op);
+        return;
+    }
     const lm_cpu_op *aux = lm_cpu_aux(f, op);
     const uint32_t n = aux->gates ? 2 : aux->run;
     const lm_packed_matrix *w[LM_CPU_PRODUCTS];

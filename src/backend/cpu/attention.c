@@ -68,8 +68,9 @@ static void merge(const attend *a, const work *w, uint32_t i0, uint32_t n, const
         *om = *om > m[i] ? *om : m[i];
     }
 }
-/* One page for all queries of the task, whose first row stands at `pos`. */
-static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t page, const uint8_t *keys, const uint8_t *values) {
+/* One page for all queries of the task, whose first row stands at `pos`; next: what this thread may well read then. */
+static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t page, const uint8_t *keys, const uint8_t *values,
+                        const uint8_t *next) {
     const uint32_t at = page * LM_PAGE, window = a->op->attn.window;
     for (uint32_t b = 0; b < w->blocks; b++) {
         const uint32_t i0 = first_of(w, b), n = first_of(w, b + 1) - i0;
@@ -87,7 +88,7 @@ static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t p
         for (uint32_t i = 0; i < n; i++) fresh = fresh && w->l[i0 + i] < 0;
         float m[AT_ONCE], l[AT_ONCE];
         const lm_attend call = {.n = n, .dk = a->op->attn.dk, .dv = a->op->attn.dv, .q = w->q + (size_t)i0 * a->padded_k, .lo = lo, .hi = hi,
-                                .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .scale = (float)a->op->attn.scale,
+                                .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .next = next, .scale = (float)a->op->attn.scale,
                                 .softcap = (float)a->op->attn.softcap, .s = w->s, .m = fresh ? w->m + i0 : m, .l = fresh ? w->l + i0 : l,
                                 .o = fresh ? w->o + (size_t)i0 * a->padded : w->page, .ldo = a->padded};
         if (in_pairs(a->f)) a->f->d->bf16->attend(&call);
@@ -142,7 +143,9 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     for (uint32_t page = first / LM_PAGE; page <= last / LM_PAGE; page++) {
         const uint32_t from = page * LM_PAGE, to = last + 1 < from + LM_PAGE ? last + 1 : from + LM_PAGE;
         if (w.mark && !marked(&w, first > from ? first : from, to)) continue;
-        attend_page(a, &w, pos, page, lm_state_keys(state_of(f, row), op->attn.slot, page, kv), lm_state_values(state_of(f, row), op->attn.slot, page, kv));
+        lm_state *state = state_of(f, row);
+        const uint8_t *next = kv + 1 < op->attn.kv_heads ? lm_state_keys(state, op->attn.slot, first / LM_PAGE, kv + 1) : NULL;
+        attend_page(a, &w, pos, page, lm_state_keys(state, op->attn.slot, page, kv), lm_state_values(state, op->attn.slot, page, kv), next);
     }
     for (uint32_t i = 0; i < w.n; i++) {
         float *to = lm_cpu_at(f, op->out, row + i / w.heads) + (size_t)(head + i % w.heads) * dv, *o = w.o + (size_t)i * a->padded;

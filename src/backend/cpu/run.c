@@ -192,6 +192,7 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
     for (uint32_t i = from; i < to; i++) {
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
+        if (f->n <= LM_INT_GEMV) lm_pool_ask(f->d->pool);
         if (!r->tap && lm_cpu_aux(f, op)->gates) {
             lm_cpu_ahead(f, i + 3);
             lm_cpu_run_gated(f, op);
@@ -199,7 +200,7 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
             continue;
         }
         const uint32_t n = r->tap ? 1 : lm_cpu_aux(f, op)->run;
-        if (op->kind == LM_OP_LINEAR) lm_cpu_ahead(f, i + n);
+        if (lm_cpu_reads(f, op)) lm_cpu_ahead(f, i + n);
         if (!fns[op->kind]) lm_cpu_rows(f, op, n);
         else if (op->kind == LM_OP_LINEAR) lm_cpu_run_products(f, op, n);
         else fns[op->kind]->run(f, op);

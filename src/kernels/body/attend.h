@@ -4,10 +4,11 @@
 #include "kernels/body/seen.h"
 
 #define LM_ATTEND_STEP (16 * LM_ATTEND_W) /* keys, or columns, at a time: 32 or 16 */
-/* So few queries meet keys and values sooner than memory brings them: in a full page they ask for what comes so many bytes later. */
+/* So few queries meet keys and values sooner than memory brings them: in a full page they ask for what comes so many bytes later, in a short one
+ * its keys ask for its values and its values for the keys of a->next, line by line. */
 #define LM_ATTEND_FEW 4
 #define LM_ATTEND_AHEAD 8192
-LM_INLINE size_t attend_ahead(const lm_attend *a) { return a->hi[0] == LM_KV_PAGE ? LM_ATTEND_AHEAD : 0; }
+LM_INLINE bool attend_full(const lm_attend *a) { return a->hi[0] == LM_KV_PAGE; }
 
 /* Sixteen elements as float32 */
 LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
@@ -19,19 +20,20 @@ LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
     }
 }
 
-/* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32. */
-LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, size_t ahead,
-                             float *s) {
+/* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32, each of which asks for what
+ * stands at `later`, `stride` bytes further from block to block. */
+LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, const uint8_t *later,
+                             size_t stride, float *s) {
     const uint32_t elem = lm_kv_elem(type);
     for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
         const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
-        const uint8_t *k = tile + half * elem;
+        const uint8_t *k = tile + half * elem, *ask = later;
         vf acc[12][LM_ATTEND_W], scale[LM_ATTEND_W];
         LM_UNROLL for (int w = 0; w < W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < W; w++) acc[i][w] = v_set(0.0f);
-        for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem) {
-            if (N <= LM_ATTEND_FEW) __builtin_prefetch(k + ahead);
+        for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem, ask += LM_KV_SPAN * elem) {
+            if (N <= LM_ATTEND_FEW) __builtin_prefetch(ask);
             vf kv[LM_ATTEND_W];
             LM_UNROLL for (int w = 0; w < W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
@@ -44,6 +46,7 @@ LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t 
             v_store(at, d0 ? v_add(v_load(at), acc[i][w]) : acc[i][w]);
         }
         q += LM_KV_SPAN * (uint32_t)N - n;
+        later += stride;
         tile += type == LM_KV_Q8_0 ? LM_KV_SPAN * (LM_KV_SPAN + 2) : LM_KV_SPAN * LM_KV_SPAN * elem;
     }
 }
@@ -69,7 +72,7 @@ LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t fir
                              float *o) {
     const float *p = a->s + (size_t)(first / 16) * 16 * (size_t)N + first % 16;
     const uint8_t *at = attend_at(type, plane, first, c), *half = attend_half(plane, first);
-    const size_t ahead = attend_ahead(a);
+    const uint8_t *ask = attend_full(a) ? at + LM_ATTEND_AHEAD : a->next ? attend_at(type, a->next, c / LM_KV_SPAN * (end - first), 0) : at;
     vf sum[12][LM_ATTEND_W];
     LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_set(0.0f);
     for (uint32_t j = first; j < end;) {
@@ -78,8 +81,8 @@ LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t fir
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
         for (uint32_t n; j < stop; j += n, p += 16 * N - 16) { /* tile by tile of 16 weights */
             n = stop - j < 16 - j % 16 ? stop - j : 16 - j % 16;
-            for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
-                if (N <= LM_ATTEND_FEW) __builtin_prefetch(at + ahead);
+            for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), ask += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
+                if (N <= LM_ATTEND_FEW) __builtin_prefetch(ask);
                 const vf scale = attend_scale(type, half);
                 vf v[LM_ATTEND_W];
                 LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale);
@@ -213,12 +216,14 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
         first = lo < first ? lo : first;
         end = hi > end ? hi : end;
     }
-    const size_t ahead = attend_ahead(a);
     for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP) {
         const uint8_t *tile = a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk);
         float *s = a->s + (size_t)j * (size_t)N;
-        if (LM_ATTEND_W == 2 && N == LM_ATTEND_N && end - j <= 16) attend_scores(type, N, 1, a->q, a->dk, tile, 0, ahead, s);
-        else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, ahead, s);
+        const bool full = attend_full(a);
+        const uint8_t *later = full ? tile + LM_ATTEND_AHEAD : attend_at(type, a->values, j / LM_KV_SPAN * LM_KV_SPAN, 0);
+        const size_t stride = full ? LM_KV_SPAN * LM_KV_SPAN * lm_kv_elem(type) : lm_kv_plane(type);
+        if (LM_ATTEND_W == 2 && N == LM_ATTEND_N && end - j <= 16) attend_scores(type, N, 1, a->q, a->dk, tile, 0, later, stride, s);
+        else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, later, stride, s);
     }
     attend_softmax(a, first, end);
     const bool all = clo <= first && chi >= end, some = clo < chi;

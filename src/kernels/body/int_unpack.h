@@ -11,7 +11,7 @@ LM_INLINE void put_scale(const lm_int_plane *o, uint32_t block, uint32_t half, u
 LM_INLINE void put_min(const lm_int_plane *o, uint32_t block, uint32_t slot, vf m) { v_store(o->min + (size_t)block * 32 + slot * 16, m); }
 /* Weights come from memory in an order that the hardware does not always foresee (high bits stand apart): block b, of `bytes` bytes, asks
  * for what comes a little later. */
-#define LM_INT_AHEAD 8192
+#define LM_INT_AHEAD 7168
 LM_INLINE void ask_ahead(const uint8_t *strip, uint32_t b, uint32_t bytes) {
     for (uint32_t i = 0; i < bytes; i += 64) __builtin_prefetch(strip + (size_t)b * bytes + LM_INT_AHEAD + i);
 }
