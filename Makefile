@@ -108,7 +108,7 @@ aarch64:
 	@LEMMA_SYSROOT=$(SYSROOT) tools/setup --quiet cross
 	@$(CROSS) build-aarch64/lemma
 aarch64-kernels: aarch64
-	@$(CROSS) $(addprefix build-aarch64/tests/kernels/test_,product vector lane_int bf16)
+	@$(CROSS) $(addprefix build-aarch64/tests/kernels/test_,product vector lane_int bf16 attend_bf16)
 
 # ---- a real model, speed, hostile files ------------------------------------------------------------------------------------------
 FILE ?=

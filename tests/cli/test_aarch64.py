@@ -107,7 +107,7 @@ def refuses_by_name():
 
 
 def kernels():
-    for name in ("product", "vector", "lane_int", "bf16"):
+    for name in ("product", "vector", "lane_int", "bf16", "attend_bf16"):
         r = qemu(f"tests/kernels/test_{name}")
         drive.check(f"kernels: {name}", r.returncode == 0, (r.stdout + r.stderr)[-2000:])
 

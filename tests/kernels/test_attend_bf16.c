@@ -118,7 +118,7 @@ static double plain(const float *q, const float *kv, const uint8_t *seen, uint32
     for (int h = 8; h; h /= 2)
         for (int i = 0; i < h; i++) lane[i] += lane[i + h];
     *l = lane[0];
-    const double tol = 0x1p-9 + 3e-6 + 2 * err + 8 * 0x1p-24 * (1 + fabs(most)); /* relative, of a weight */
+    const double tol = 0x1p-8 + 3e-6 + 2 * err + 8 * 0x1p-24 * (1 + fabs(most)); /* relative, of a weight */
     if (!(fabs(*l - sum) <= (tol + 20 * 0x1p-24) * sum)) fail_msg("l is %g, not %g", (double)*l, sum);
     for (uint32_t d = 0; d < dv; d++) {
         double want = 0, size = 0;
