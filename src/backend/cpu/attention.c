@@ -137,6 +137,10 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     const uint32_t dv = op->attn.dv, window = op->attn.window, head = kv * a->group, pos = f->pos[row];
     const uint32_t last = pos + n_rows - 1, first = window && pos >= window ? pos - window + 1 : 0;
     const work w = work_at(a, n_rows, mem);
+    for (uint32_t i = 0; i < n_rows; i++) { /* much of it may stand in another core's cache: all of it is asked for at once */
+        const float *q = lm_cpu_at(f, op->a, row + i) + (size_t)head * op->attn.dk;
+        for (uint32_t d = 0; d < a->group * op->attn.dk; d += 16) __builtin_prefetch(q + d);
+    }
     for (uint32_t b = 0; b < w.blocks; b++) place_queries(a, &w, b, row, head);
     for (uint32_t i = 0; i < w.n; i++) w.l[i] = -1; /* nothing seen yet */
     if (w.mark) mark_list(a, &w, row);
