@@ -94,7 +94,10 @@ int lm_cli_diff(int argc, char **argv) {
         if (!text && prompt) o.text_n = strlen(prompt);
         o.run.progress = lm_cli_progress;
         o.run.interrupted = lm_cli_interrupted;
-        rc = whole || tensors || layers ? quant(&o, tensors ? LM_QUANT_TENSOR : layers ? LM_QUANT_LAYER : LM_QUANT_WHOLE, json) : diff(&o, html, json);
+        if (whole || tensors || layers)
+            rc = quant(&o, tensors ? LM_QUANT_TENSOR : layers ? LM_QUANT_LAYER : LM_QUANT_WHOLE, json);
+        else
+            rc = diff(&o, html, json);
     }
     free(ids.id);
     free(text);

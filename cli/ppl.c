@@ -68,7 +68,8 @@ int lm_cli_ppl(int argc, char **argv) {
     };
     int rc = lm_cli_parse(
         "ppl",
-        "MODEL TEXTFILE\n       lemma ppl MODEL --kl REF\n\nThe perplexity of a text (-: stdin) with its standard error: exp of the mean negative log-likelihood of the\n"
+        "MODEL TEXTFILE\n       lemma ppl MODEL --kl REF\n\n"
+        "The perplexity of a text (-: stdin) with its standard error: exp of the mean negative log-likelihood of the\n"
         "scored tokens. The text is cut into windows of --ctx tokens, side by side, each scored on its second half; with a\n"
         "smaller --stride they overlap, each scored on its last --stride tokens. Where the tokenizer begins a text with BOS,\n"
         "every window begins with it. --kl adds KL(reference|model), top-1 agreement and the largest |dlogprob|.",

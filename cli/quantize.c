@@ -12,7 +12,8 @@ int lm_cli_quantize(int argc, char **argv) {
     lm_cli_args args;
     const lm_cli_opt opts[] = {LM_CLI_JSON_OPT(&json), {NULL}};
     int rc = lm_cli_parse("quantize",
-                          "FOLDER OUT.gguf TYPE\n\nWrites a Hugging Face folder as one GGUF file that llama.cpp reads too. TYPE: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1.\n"
+                          "FOLDER OUT.gguf TYPE\n\nWrites a Hugging Face folder as one GGUF file that llama.cpp reads too.\n"
+                          "TYPE: f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1.\n"
                           "Vectors and routers stay f32; a row that is no whole number of blocks is stored as f16 (listed on stderr).",
                           opts, 3, 3, argc, argv, &args);
     if (rc != LM_CLI_GO) return rc;

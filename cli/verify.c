@@ -115,16 +115,16 @@ int lm_cli_verify(int argc, char **argv) {
         LM_CLI_JSON_OPT(&f.json),
         {NULL},
     };
-    int rc =
-        lm_cli_parse("verify",
-                     "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n"
-                     "       lemma verify MODEL --receipt FILE\n\n"
-                     "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
-                     "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
-                     "continuation against a list; with --receipt what a run with --receipt claims. The last line counts the claims. Exit status:\n"
-                     "0 something was compared with the reference and nothing is refuted, 1 a claim is refuted, 2 a usage or input error, 3 a\n"
-                     "resource is missing or nothing could be compared.",
-                     opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
+    int rc = lm_cli_parse(
+        "verify",
+        "MODEL [TRACE]\n       lemma verify --all DIR...\n       lemma verify MODEL --ids LIST --expect LIST\n"
+        "       lemma verify MODEL --receipt FILE\n\n"
+        "Judges MODEL against TRACE (default: oracle.safetensors beside the model) and says of each claim whether it is\n"
+        "PROVEN, OPEN or REFUTED; with --all every model below DIR against each of its traces; with --ids the greedy\n"
+        "continuation against a list; with --receipt what a run with --receipt claims. The last line counts the claims. Exit status:\n"
+        "0 something was compared with the reference and nothing is refuted, 1 a claim is refuted, 2 a usage or input error, 3 a\n"
+        "resource is missing or nothing could be compared.",
+        opts, 1, LM_CLI_MAX_ARGS, argc, argv, &args);
     if (rc == LM_CLI_GO) rc = parse_determinism(determinism, &o.determinism);
     f.determinism = determinism != NULL;
     o.run.progress = lm_cli_progress;

@@ -184,7 +184,7 @@ static bool writing(void *ctx, uint64_t done, uint64_t total) {
     return !j->o.progress || j->o.progress(j->o.progress_ctx, "writing", done, total);
 }
 
-/* ---- the whole -------------------------------------------------------------------------------------------------------------------------*/
+/* ---- the whole ----------------------------------------------------------------------------------------------------------------------*/
 static lm_status run(job *j, const char *folder, const char *out, const lm_dtype *want, uint32_t file_type, lm_error *err) {
     LM_TRY(lm_source_open(folder, &j->src, err));
     LM_TRY(lm_target_check(out, j->src, err));

@@ -72,7 +72,8 @@ typedef struct lm_bench_options {
     const uint32_t *batch;
     uint32_t n_batches;
     uint32_t predict;
-    uint32_t neighbours; /* loops that compute without end beside each repeat, bound to CPUs from the last one down; not beside the limits */
+    /* loops that compute without end beside each repeat, bound to CPUs from the last one down; not beside the limits */
+    uint32_t neighbours;
     uint32_t repeats;                                                                      /* 1 … 1000 */
     void (*machine)(void *ctx, const lm_bench_config *c, const lm_machine *m, bool after); /* before a config's rows, and after them */
     void (*row)(void *ctx, const lm_bench_config *c, const lm_bench_row *r);               /* as each is measured */

@@ -13,8 +13,9 @@ extern "C" {
 /* One side is
  *   FILE.safetensors[:LANE]   a trace; LANE (f32, bf16, i8, i16, mixed): what it was computed in, where it doesn't say so itself
  *   MODEL[:BACKEND[:LANE]]    a GGUF file or a folder, run here
- *   http://HOST[:PORT][:LANE] a llama.cpp server or an OpenAI-compatible one: the log-probabilities of its best few tokens. LANE: what it computes
- *                             in, as far as is known; by default i8 where weights are block-quantized (as llama.cpp does), else bf16
+ *   http://HOST[:PORT][:LANE] a llama.cpp server or an OpenAI-compatible one: the log-probabilities of its best few tokens. LANE: what
+ *                             it computes in, as far as is known; by default i8 where weights are block-quantized (as llama.cpp does),
+ *                             else bf16
  * A name that exists as it stands is taken as it stands, colons and all. */
 typedef struct lm_diff_options {
     lm_evidence_options run; /* threads, cpu_level, progress and interrupted; backend and lane are the sides' own */
@@ -45,9 +46,9 @@ int lm_diff_exit_code(const lm_diff *d);
 /* The op that the first finding names ("layer.1.attn.q_norm"), and the side (0: A, 1: B); false: nothing is unexplained. */
 bool lm_diff_first_fault(const lm_diff *d, int *side, const char **op);
 
-/* ---- what a quantized file costs (docs/quality.md) ---------------------------------------------------------------------------------------
- * a: the original model, b: a quantized file of it; each MODEL[:BACKEND[:LANE]]. Of the options, run, a, b, ids and text count. With TENSOR or
- * LAYER, each tensor (layer) of b that differs is put into a alone, and what that does is measured in a's lane. */
+/* ---- what a quantized file costs (docs/quality.md) ------------------------------------------------------------------------------------
+ * a: the original model, b: a quantized file of it; each MODEL[:BACKEND[:LANE]]. Of the options, run, a, b, ids and text count. With TENSOR
+ * or LAYER, each tensor (layer) of b that differs is put into a alone, and what that does is measured in a's lane. */
 typedef enum lm_quant_by { LM_QUANT_WHOLE, LM_QUANT_TENSOR, LM_QUANT_LAYER } lm_quant_by;
 typedef struct lm_quant lm_quant;
 lm_status lm_quant_run(const lm_diff_options *o, lm_quant_by by, lm_quant **out, lm_error *err);

@@ -1,7 +1,7 @@
 /* Perplexity of a text under a model, and how far the model's distributions are from a reference's. docs/quality.md has the definitions.
  *
- * The text is cut into windows of `ctx` tokens that begin every `stride` tokens. Windows that don't overlap are scored on their second half,
- * overlapping ones on their last `stride` tokens. Nothing of the size tokens × vocabulary is held. Nothing here prints.
+ * The text is cut into windows of `ctx` tokens that begin every `stride` tokens. Windows that don't overlap are scored on their second
+ * half, overlapping ones on their last `stride` tokens. Nothing of the size tokens × vocabulary is held. Nothing here prints.
  */
 #ifndef LEMMA_PPL_H
 #define LEMMA_PPL_H

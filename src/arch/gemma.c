@@ -42,8 +42,8 @@ static void params3(lm_b *b) {
     h->final_softcap = lm_gemma_softcap(b, "final_logit_softcapping", "final_logit_softcapping", 0.0);
     lm_gemma_rope_spelling(b);
     if (!b->gguf && lm_cfg_has(b, "rope_parameters.rope_theta|rope_parameters.rope_type", NULL))
-        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_parameters", "is one set for every layer; %s has one for full_attention, one for sliding_attention",
-                      b->arch->name);
+        lm_graph_fail(&b->g, LM_UNSUPPORTED, "rope_parameters",
+                      "is one set for every layer; %s has one for full_attention, one for sliding_attention", b->arch->name);
     bool nested = lm_cfg_has(b, "rope_parameters.full_attention.rope_theta", NULL) ||
                   lm_cfg_has(b, "rope_parameters.sliding_attention.rope_theta", NULL);
     lm_rope_spec full = lm_rope_read(b, nested ? "full_attention" : NULL, 1e6, 1.0);

@@ -83,8 +83,8 @@ typedef struct lm_backend {
     lm_status (*upload)(lm_device *d, const lm_weight *w, uint32_t *id, lm_error *err);
     void (*release)(lm_device *d, uint32_t id);
     void (*reset)(lm_device *d);
-    /* d, fresh, takes the weights of another device of this backend, handles and all, where it keeps weights as that one does: `from` is reset
-     * then. False: it doesn't, and nothing has changed. NULL: never does. */
+    /* d, fresh, takes the weights of another device of this backend, handles and all, where it keeps weights as that one does: `from` is
+     * reset then. False: it doesn't, and nothing has changed. NULL: never does. */
     bool (*inherit)(lm_device *d, lm_device *from);
     /* program: handle[i] is weight i's. The program outlives the device. */
     bool (*supports)(const lm_device *d, const lm_op *op);

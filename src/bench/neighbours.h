@@ -1,5 +1,5 @@
-/* Busy neighbours: threads that compute without end, each bound to a CPU, from the last one that the process may use downwards. What a speed
- * beside them is worth can be seen without another program. */
+/* Busy neighbours: threads that compute without end, each bound to a CPU, from the last one that the process may use downwards. What a
+ * speed beside them is worth can be seen without another program. */
 #ifndef LM_BENCH_NEIGHBOURS_H
 #define LM_BENCH_NEIGHBOURS_H
 #include "base/status.h"

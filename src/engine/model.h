@@ -40,15 +40,14 @@ lm_status lm_engine_open(const char *path, const lm_engine_options *opt, lm_engi
 lm_status lm_engine_share(const lm_engine *e, const lm_engine_options *opt, lm_engine **out, lm_error *err);
 void lm_engine_close(lm_engine *e);
 /* e in another lane, at another level, with other threads: its weights stay where they are if the new device keeps them as the old one did
- * (*kept), and are let go and uploaded anew if not. No session of e may exist, nor another engine's device stand on it. After a failure e is
- * only to be closed. */
+ * (*kept), and are let go and uploaded anew if not. No session of e may exist, nor another engine's device stand on it. After a failure e
+ * is only to be closed. */
 lm_status lm_engine_change(lm_engine *e, const lm_engine_options *opt, bool *kept, lm_error *err);
 /* Do two weights read the same rows of the same tensors? (A tied head and its embedding do.) */
 bool lm_weight_same_rows(const lm_weight *a, const lm_weight *b);
 /* Another model's weights in the place of some of e's own, until the next call. `other` is the same program over other files, and outlives
- * the swap; weight[i] (vec[i]) is which of its weights (vectors) stands for e's i, LM_NONE where e keeps its own. `other` NULL: all its own again.
- * No session may hold tokens over it. After a failure it is to be called again
- * (or the engine closed) before anything is run. */
+ * the swap; weight[i] (vec[i]) is which of its weights (vectors) stands for e's i, LM_NONE where e keeps its own. `other` NULL: all its own
+ * again. No session may hold tokens over it. After a failure it is to be called again (or the engine closed) before anything is run. */
 lm_status lm_engine_swap(lm_engine *e, const lm_program *other, const uint32_t *weight, const uint32_t *vec, lm_error *err);
 /* Files opened and bytes of tensors that the program reads. */
 void lm_engine_touched(const lm_engine *e, uint32_t *files, uint64_t *bytes);

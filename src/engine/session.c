@@ -218,8 +218,8 @@ static lm_status begin(round_item *it, lm_error *err) {
     if (!rebuild && it->total <= s->chunk && (!is_recurrent(s->e->program) || s->length % LM_PAGE + it->total <= LM_PAGE)) return LM_OK;
     it->before = s->state;
     s->state = NULL;
-    lm_status st =
-        rebuild ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &s->state, err) : lm_state_fork(it->before, &s->state, err);
+    lm_status st = rebuild ? lm_state_create(s->e->program, s->e->backend->cache(s->e->device), &s->state, err)
+                           : lm_state_fork(it->before, &s->state, err);
     if (st != LM_OK) {
         s->state = it->before;
         it->before = NULL;

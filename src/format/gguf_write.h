@@ -19,5 +19,6 @@ typedef struct lm_gguf_rows {
 } lm_gguf_rows;
 
 /* Metadata values are written in their gguf_type (of an array: its elements' type). */
-lm_status lm_gguf_write(const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n, const lm_gguf_rows *rows, lm_error *err);
+lm_status lm_gguf_write(const char *path, const lm_meta_entry *kv, uint32_t n_kv, const lm_gguf_out *t, uint32_t n,
+                        const lm_gguf_rows *rows, lm_error *err);
 #endif

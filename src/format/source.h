@@ -57,7 +57,8 @@ typedef struct lm_source {
 lm_status lm_source_open(const char *path, lm_source **out, lm_error *err);
 void lm_source_close(lm_source *s);
 const lm_tensor *lm_source_tensor(const lm_source *s, const char *name); /* NULL when absent */
-/* sha256 over the weight files' bytes in name order, hex. Reads every byte; progress(ctx, done, total) may be NULL and may stop it by returning false. */
+/* sha256 over the weight files' bytes in name order, hex. Reads every byte; progress(ctx, done, total) may be NULL and may stop it by
+ * returning false. */
 lm_status lm_source_sha256(const lm_source *s, char hex[65], bool (*progress)(void *, uint64_t, uint64_t), void *ctx, lm_error *err);
 /* Lets go of the resident file pages of a tensor (after it was repacked). */
 void lm_source_release(const lm_source *s, const lm_tensor *t);
@@ -71,6 +72,14 @@ lm_status lm_safetensors_open(const char *path, lm_source **out, lm_error *err);
 lm_status lm_target_check(const char *path, const lm_source *reading, lm_error *err);
 
 /* Writes a safetensors file: header, then tensors in the order given; atomically (a temporary beside it, then rename). */
-typedef struct lm_st_out { const char *name; const char *st_dtype; uint32_t rank; uint64_t dim[LM_MAX_RANK]; const void *data; uint64_t bytes; } lm_st_out;
-lm_status lm_safetensors_write(const char *path, const lm_st_out *t, uint32_t n, const char *const *meta_kv /* k,v,k,v,NULL */, lm_error *err);
+typedef struct lm_st_out {
+    const char *name;
+    const char *st_dtype;
+    uint32_t rank;
+    uint64_t dim[LM_MAX_RANK];
+    const void *data;
+    uint64_t bytes;
+} lm_st_out;
+lm_status lm_safetensors_write(const char *path, const lm_st_out *t, uint32_t n, const char *const *meta_kv /* k,v,k,v,NULL */,
+                               lm_error *err);
 #endif

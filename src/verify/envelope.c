@@ -9,7 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-static const double U32 = 0x1p-24, U16 = 0x1p-9, UHALF = 0x1p-12; /* half a unit in the last place of float32, bfloat16 and float16, relative */
+/* half a unit in the last place of float32, bfloat16 and float16, relative */
+static const double U32 = 0x1p-24, U16 = 0x1p-9, UHALF = 0x1p-12;
 
 static const struct {
     const char *lane, *name;
@@ -116,7 +117,8 @@ static double largest(const double *x, uint32_t n) {
     for (uint32_t j = 0; j < n; j++) m = fmax(m, fabs(x[j]));
     return m;
 }
-/* Blocks of 32; where `loud`, those with more than twice the mean square of the largest magnitudes have 256 times the steps (lane mixed). */
+/* Blocks of 32; where `loud`, those with more than twice the mean square of the largest magnitudes have 256 times the steps (lane mixed).
+ */
 static void quantize(draw *d, double *x, uint32_t n, double steps, bool loud) {
     double sum = 0;
     for (uint32_t i = 0; loud && i < n; i += 32) sum += pow(largest(x + i, n - i < 32 ? n - i : 32), 2);

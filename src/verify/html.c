@@ -10,22 +10,35 @@ static const char style[] =
     "--c0:#0969da;--c1:#bc4c00;--c2:#8250df;--c3:#6e7781;--h0:#eef4fb;--h9:#a40e26}\n"
     "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--soft:#9198a1;--line:#30363d;--good:#3fb950;--open:#d29922;"
     "--bad:#f85149;--c0:#58a6ff;--c1:#f0883e;--c2:#bc8cff;--c3:#8b949e;--h0:#182330;--h9:#ff7b72}}\n"
-    "body{margin:0 auto;padding:1.5rem;max-width:62rem;background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif;overflow-wrap:break-word}\n"
-    "h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .6rem;border-bottom:1px solid var(--line);padding-bottom:.2rem}\n"
-    ".verdict{font-weight:600;font-size:1.05rem;margin:.2rem 0 1rem;overflow-wrap:anywhere}.good{color:var(--good)}.open{color:var(--open)}.bad{color:var(--bad)}\n"
-    ".wide{overflow-x:auto}.wide table{min-width:36rem}.wide table table{min-width:0}table{border-collapse:collapse;font-size:.88rem;width:100%}\n"
-    "th,td{text-align:left;vertical-align:top;padding:.25rem .6rem .25rem 0;border-bottom:1px solid var(--line)}th{color:var(--soft);font-weight:600}\n"
-    "td{overflow-wrap:anywhere}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}td.n{white-space:nowrap}td.k{white-space:nowrap}\n"
+    "body{margin:0 auto;padding:1.5rem;max-width:62rem;background:var(--bg);color:var(--fg);font:15px/1.5 "
+    "system-ui,sans-serif;overflow-wrap:break-word}\n"
+    "h1{font-size:1.4rem;margin:0 0 .3rem}h2{font-size:1.1rem;margin:2rem 0 .6rem;border-bottom:1px solid "
+    "var(--line);padding-bottom:.2rem}\n"
+    ".verdict{font-weight:600;font-size:1.05rem;margin:.2rem 0 "
+    "1rem;overflow-wrap:anywhere}.good{color:var(--good)}.open{color:var(--open)}.bad{color:var(--bad)}\n"
+    ".wide{overflow-x:auto}.wide table{min-width:36rem}.wide table "
+    "table{min-width:0}table{border-collapse:collapse;font-size:.88rem;width:100%}\n"
+    "th,td{text-align:left;vertical-align:top;padding:.25rem .6rem .25rem 0;border-bottom:1px solid "
+    "var(--line)}th{color:var(--soft);font-weight:600}\n"
+    "td{overflow-wrap:anywhere}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}td.n{white-space:nowrap}td.k{white-space:"
+    "nowrap}\n"
     "code,.m{font-family:ui-monospace,monospace;font-size:.92em;unicode-bidi:isolate;white-space:pre-wrap;overflow-wrap:anywhere}\n"
-    ".soft{color:var(--soft)}figure{margin:.5rem 0 1rem}figcaption{color:var(--soft);font-size:.85rem}svg{display:block;width:100%;min-width:34rem;height:auto}\n"
-    "svg text{fill:var(--soft);font:11px system-ui,sans-serif}.grid{stroke:var(--line)}circle{fill:var(--bg);stroke-width:1.6}.l{fill:none;stroke-width:1.8}.a{opacity:.18;stroke:none}\n";
+    ".soft{color:var(--soft)}figure{margin:.5rem 0 "
+    "1rem}figcaption{color:var(--soft);font-size:.85rem}svg{display:block;width:100%;min-width:34rem;height:auto}\n"
+    "svg text{fill:var(--soft);font:11px "
+    "system-ui,sans-serif}.grid{stroke:var(--line)}circle{fill:var(--bg);stroke-width:1.6}.l{fill:none;stroke-width:1.8}.a{opacity:.18;"
+    "stroke:none}\n";
 static const char style_more[] =
-    ".s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:var(--c2)}.f3{fill:var(--c3)}\n"
-    ".key{display:inline-block;margin-right:1rem}.key i{display:inline-block;width:.9rem;height:.5rem;margin-right:.35rem;border-radius:2px}\n"
+    ".s0{stroke:var(--c0)}.s1{stroke:var(--c1)}.s2{stroke:var(--c2)}.s3{stroke:var(--c3)}.f0{fill:var(--c0)}.f1{fill:var(--c1)}.f2{fill:"
+    "var(--c2)}.f3{fill:var(--c3)}\n"
+    ".key{display:inline-block;margin-right:1rem}.key "
+    "i{display:inline-block;width:.9rem;height:.5rem;margin-right:.35rem;border-radius:2px}\n"
     ".b0{background:var(--c0)}.b1{background:var(--c1)}.b2{background:var(--c2)}.b3{background:var(--c3)}.band{opacity:.35}\n"
-    ".strip{display:flex;flex-wrap:wrap;gap:2px}.strip i{width:11px;height:18px;border-radius:2px}.strip i.x{outline:2px solid var(--fg);outline-offset:-1px}\n"
+    ".strip{display:flex;flex-wrap:wrap;gap:2px}.strip i{width:11px;height:18px;border-radius:2px}.strip i.x{outline:2px solid "
+    "var(--fg);outline-offset:-1px}\n"
     "i{print-color-adjust:exact;-webkit-print-color-adjust:exact}\n"
-    "@media print{:root{color-scheme:light}body{max-width:none;padding:0}tr,figure{break-inside:avoid}h2{break-after:avoid}svg{min-width:0}}\n";
+    "@media "
+    "print{:root{color-scheme:light}body{max-width:none;padding:0}tr,figure{break-inside:avoid}h2{break-after:avoid}svg{min-width:0}}\n";
 
 void lm_html_bytes(FILE *f, const char *s, size_t n) {
     for (size_t i = 0; i < n;) {
@@ -62,7 +75,8 @@ static void text(FILE *f, const char *fmt, va_list ap) {
 }
 
 void lm_html_begin(FILE *f, const char *title, const char *tone, const char *verdict) {
-    fputs("<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n"
+    fputs("<!doctype html>\n<html lang=\"en\">\n<meta charset=\"utf-8\">\n<meta name=\"viewport\" "
+          "content=\"width=device-width,initial-scale=1\">\n"
           "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n<title>",
           f);
     lm_html_text(f, title);
@@ -135,11 +149,16 @@ static void axes(FILE *f, const scale *s, const char *const *place) {
     const uint32_t every = (s->n + 11) / 12;
     for (int e = s->least; e <= s->most; e += step) {
         const double y = y_of(s, pow(10, e));
-        fprintf(f, "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">1e%d</text>\n", LEFT,
-                W - RIGHT, y, y, LEFT - 6, y + 4, e);
+        fprintf(
+            f,
+            "<line class=\"grid\" x1=\"%d\" x2=\"%d\" y1=\"%.1f\" y2=\"%.1f\"/><text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">1e%d</text>\n",
+            LEFT, W - RIGHT, y, y, LEFT - 6, y + 4, e);
     }
     for (uint32_t i = 0; i < s->n; i += every) {
-        fprintf(f, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">", x_of(s, i), H - BOTTOM + 16, !i ? "start" : i + 1 == s->n ? "end" : "middle");
+        fprintf(f, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">", x_of(s, i), H - BOTTOM + 16,
+                !i              ? "start"
+                : i + 1 == s->n ? "end"
+                                : "middle");
         lm_html_text(f, place[i]);
         fputs("</text>\n", f);
     }

@@ -1,6 +1,6 @@
 /* Reports as one self-contained HTML page: nothing is fetched and nothing runs (no script; a content policy says so), light and dark as the
- * reader has it, and it prints. Whatever comes from a file (names of tensors, texts of tokens, paths) goes through lm_html_text. The same run
- * gives the same page: no date. */
+ * reader has it, and it prints. Whatever comes from a file (names of tensors, texts of tokens, paths) goes through lm_html_text. The same
+ * run gives the same page: no date. */
 #ifndef LM_VERIFY_HTML_H
 #define LM_VERIFY_HTML_H
 #include "base/status.h"

@@ -1,4 +1,5 @@
-/* A diff as a page: the verdict, what is not explained, error along depth beside what rounding explains, every position, disputed tokens. */
+/* A diff as a page: the verdict, what is not explained, error along depth beside what rounding explains, every position, disputed tokens.
+ */
 #include "tokenizer/tokenizer.h"
 #include "verify/diff.h"
 #include "verify/html.h"
@@ -91,19 +92,21 @@ static void worst_ops(const page *p, const lm_diff_case *c) {
         any = true;
         fputs("<tr><td><code>", f);
         lm_html_text(f, p->d->p->op[at].name);
-        fprintf(f, "</code></td><td>%s</td><td>%c</td><td class=\"n %s\">%.3g</td><td class=\"n\">%u</td></tr>\n", lm_op_name(p->d->p->op[at].kind),
-                'A' + side, best > 1 ? "bad" : "", best, c->tap[at].s[side].local_at);
+        fprintf(f, "</code></td><td>%s</td><td>%c</td><td class=\"n %s\">%.3g</td><td class=\"n\">%u</td></tr>\n",
+                lm_op_name(p->d->p->op[at].kind), 'A' + side, best > 1 ? "bad" : "", best, c->tap[at].s[side].local_at);
     }
     if (any) fputs("</table></div>\n", f);
 }
 
-/* ---- positions ------------------------------------------------------------------------------------------------------------------------- */
+/* ---- positions --------------------------------------------------------------------------------------------------------------------- */
 static void positions(const page *p, const lm_diff_case *c) {
     bool kl = false, lp = false;
     for (uint32_t i = 0; i < c->n; i++) kl |= !isnan(c->row[i].kl), lp |= !isnan(c->row[i].dlogprob);
     if (!kl && !lp) return;
-    lm_html_strip(p->f, kl ? "Every position, from left to right: KL(B|A) by its colour, pale below 1e-10, full from 1 on; framed where A and B choose differently"
-                           : "Every position, from left to right: the largest |dlogprob|, pale below 1e-6, full from 1 on; framed where A and B choose differently");
+    lm_html_strip(p->f, kl ? "Every position, from left to right: KL(B|A) by its colour, pale below 1e-10, full from 1 on; framed where A "
+                             "and B choose differently"
+                           : "Every position, from left to right: the largest |dlogprob|, pale below 1e-6, full from 1 on; framed where A "
+                             "and B choose differently");
     for (uint32_t i = 0; i < c->n && i < MOST_CELLS; i++) {
         const lm_diff_row *r = &c->row[i];
         const double v = kl ? r->kl : r->dlogprob;
@@ -137,8 +140,11 @@ static void disputes(const page *p, const lm_diff_case *c) {
     for (uint32_t i = 0; i < c->n; i++) {
         const lm_diff_row *r = &c->row[i];
         if (!lm_diff_disputed(r) || ++n > MOST_FLIPS) continue;
-        if (n == 1) fputs("<div class=\"wide\"><table class=\"disputes\"><tr><th class=\"n\">position</th><th>A</th><th class=\"n\">margin</th><th>B</th><th class=\"n\">margin</th>"
-                          "<th>the arbiter</th><th class=\"n\">margin</th><th>verdict</th></tr>\n", f);
+        if (n == 1)
+            fputs("<div class=\"wide\"><table class=\"disputes\"><tr><th class=\"n\">position</th><th>A</th><th "
+                  "class=\"n\">margin</th><th>B</th><th class=\"n\">margin</th>"
+                  "<th>the arbiter</th><th class=\"n\">margin</th><th>verdict</th></tr>\n",
+                  f);
         fprintf(f, "<tr><td class=\"n\">%u</td>", i);
         for (uint32_t side = 0; side < 3; side++) {
             fputs("<td>", f);
@@ -155,7 +161,7 @@ static void disputes(const page *p, const lm_diff_case *c) {
     if (n > MOST_FLIPS) fprintf(f, "<p class=\"soft\">%u more are not shown; <code>--json</code> has all.</p>\n", n - MOST_FLIPS);
 }
 
-/* ---- the page -------------------------------------------------------------------------------------------------------------------------- */
+/* ---- the page ---------------------------------------------------------------------------------------------------------------------- */
 static void findings(const page *p) {
     const lm_diff *d = p->d;
     if (!d->n_findings) return;

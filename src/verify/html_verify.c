@@ -10,7 +10,9 @@ enum { MOST_CELLS = 8192 };
 static const char *tone(lm_verdict v) { return v == LM_PROVEN ? "good" : v == LM_OPEN ? "open" : "bad"; }
 
 static void claims(FILE *f, const lm_ledger *l) {
-    fputs("<div class=\"wide\"><table class=\"claims\"><tr><th>verdict</th><th>gate</th><th>claim</th><th>measured</th><th>bound</th><th>stands on</th></tr>\n", f);
+    fputs("<div class=\"wide\"><table "
+          "class=\"claims\"><tr><th>verdict</th><th>gate</th><th>claim</th><th>measured</th><th>bound</th><th>stands on</th></tr>\n",
+          f);
     for (uint32_t i = 0; i < l->n; i++) {
         const lm_claim *c = &l->claim[i];
         const char *slash = strrchr(c->witness, '/');
@@ -91,7 +93,10 @@ static void positions(FILE *f, const lm_ledger *l) {
             if (i) lm_html_strip_end(f);
             else lm_html_heading(f, "Every position");
             char what[160];
-            snprintf(what, sizeof what, "Case %u, from left to right: the largest difference from the trace, pale below 1e-7, full from 1 on; framed where the arg-max differs", s->k);
+            snprintf(what, sizeof what,
+                     "Case %u, from left to right: the largest difference from the trace, pale below 1e-7, full from 1 on; framed where "
+                     "the arg-max differs",
+                     s->k);
             lm_html_strip(f, what);
         }
         lm_html_cell(f, lm_html_heat(s->off, 1e-7, 1), s->flip, "position %u: %.3g", s->position, s->off);

@@ -1,16 +1,16 @@
 /* Lane hf-bf16 against a bfloat16 trace: how closely it is met, and what explains the rest.
  *
  * The lane rounds where transformers rounds, but sums exactly where torch sums in float32, in an order of its own. A sum that lies next to
- * the border between two bfloat16 numbers then falls on the other side, and a deep model amplifies that. How far this alone leads is measured:
- * the lane runs once more with every operand disturbed by what a float32 sum may lose, still rounded at the same points, and is held against
- * itself. */
+ * the border between two bfloat16 numbers then falls on the other side, and a deep model amplifies that. How far this alone leads is
+ * measured: the lane runs once more with every operand disturbed by what a float32 sum may lose, still rounded at the same points, and is
+ * held against itself. */
 #include "verify/diff.h"
 #include <math.h>
 #include <string.h>
 
 static const double TOP1 = 0.8, MEAN = 0.3, TIMES = 2.0;
-/* Of fewer positions than FEW the share is reported, not gated: one flip is too much of it. A text shorter than MANY meets so few sums next to a
- * border that luck decides whether the trace, or the disturbed run, has one early: what follows is then reported, too. */
+/* Of fewer positions than FEW the share is reported, not gated: one flip is too much of it. A text shorter than MANY meets so few sums next
+ * to a border that luck decides whether the trace, or the disturbed run, has one early: what follows is then reported, too. */
 enum { FEW = 32, MANY = 256, ROWS = 256, SEED = 1 };
 
 lm_status lm_judge_met_fits(const lm_judge *j, lm_error *err) {

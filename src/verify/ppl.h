@@ -36,7 +36,7 @@ struct lm_ppl {
 /* Fills in the windows from the options and the reference. */
 lm_status lm_ppl_cut(lm_ppl *p, lm_error *err);
 
-/* ---- ppl_save.c: a compact reference -------------------------------------------------------------------------------------------------- */
+/* ---- ppl_save.c: a compact reference ----------------------------------------------------------------------------------------------- */
 typedef struct lm_saved { /* one window's rows */
     int32_t *id;          /* [n][top] */
     float *lp, *rest;     /* [n][top], [n] */

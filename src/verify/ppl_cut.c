@@ -32,8 +32,8 @@ static lm_status cut(lm_ppl *p, const int32_t *id, size_t n, lm_error *err) {
     if (ctx < 4) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--ctx", "a window has 4 tokens or more");
     if (stride > ctx) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "--stride", "%u is longer than a window (%u)", stride, ctx);
     if (n < 4)
-        return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, o->text ? "text" : "--ids", "%zu token%s: too few to be scored, give 4 or more", n,
-                          n == 1 ? "" : "s");
+        return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, o->text ? "text" : "--ids",
+                          "%zu token%s: too few to be scored, give 4 or more", n, n == 1 ? "" : "s");
     if (n < ctx) ctx = (uint32_t)n, stride = ctx;
     LM_TRY(check_ids(p, id, n, err));
     uint64_t count = 1 + (n - ctx) / stride;
@@ -80,19 +80,19 @@ static lm_status from_trace(lm_ppl *p, lm_error *err) {
 static lm_status match(lm_ppl *p, lm_error *err) {
     const char *path = p->o->reference;
     if (p->n_windows > p->t->n_cases)
-        return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL, "has %u cases, the text %u windows: give the ctx and stride it was made with",
-                          p->t->n_cases, p->n_windows);
+        return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL,
+                          "has %u cases, the text %u windows: give the ctx and stride it was made with", p->t->n_cases, p->n_windows);
     for (uint32_t i = 0; i < p->n_windows; i++) {
         lm_window *w = &p->w[i];
         const lm_trace_case *c = &p->t->c[i];
         uint32_t at = 0;
         while (at < w->n && at < c->n && w->id[at] == c->ids[at]) at++;
         if (at < w->n && at < c->n)
-            return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL, "case %u, position %u: the text gives token %d, the reference has %d",
-                              c->k, at, w->id[at], c->ids[at]);
+            return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL,
+                              "case %u, position %u: the text gives token %d, the reference has %d", c->k, at, w->id[at], c->ids[at]);
         if (w->n != c->n || (c->scored_from && c->scored_from != w->first))
-            return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL, "case %u: other windows than the text's: give the ctx and stride it was made with",
-                              c->k);
+            return lm_fail_at(err, LM_USAGE, path, LM_NO_OFFSET, NULL,
+                              "case %u: other windows than the text's: give the ctx and stride it was made with", c->k);
         w->k = c->k;
         w->c = c;
     }

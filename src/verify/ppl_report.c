@@ -111,8 +111,8 @@ char *lm_ppl_json(const lm_ppl *p) {
         json_array_append_new(windows, json_pack("{s:i, s:i, s:o}", "window", (int)p->w[i].k, "scored", (int)p->w[i].scored, "nll",
                                                  number(p->w[i].scored ? p->w[i].nll / (double)p->w[i].scored : NAN)));
     json_t *root = json_pack("{s:s, s:s, s:I, s:I, s:i, s:i, s:b, s:o, s:o, s:o, s:o, s:o, s:s, s:o, s:o}", "model", p->about, "definition",
-                             text ? text : "", "tokens", (json_int_t)p->n_tokens, "scored", (json_int_t)p->scored, "ctx", (int)p->ctx, "stride",
-                             (int)p->stride, "bos", p->bos, "perplexity", number(n.ppl), "perplexity_se", number(n.ppl_se), "nll",
+                             text ? text : "", "tokens", (json_int_t)p->n_tokens, "scored", (json_int_t)p->scored, "ctx", (int)p->ctx,
+                             "stride", (int)p->stride, "bos", p->bos, "perplexity", number(n.ppl), "perplexity_se", number(n.ppl_se), "nll",
                              number(n.nll.value), "nll_se", number(n.nll.se), "nll_se_windows", number(n.windows_se), "logits_sha256",
                              p->logits_sha256, "kl", p->t ? kl_json(p, &n) : json_null(), "windows", windows);
     lm_free(text);

@@ -62,8 +62,13 @@ static lm_status tensors(writing *w, const lm_saved *s, lm_error *err) {
 lm_status lm_saved_write(const lm_ppl *p, const lm_saved *s, lm_error *err) {
     const lm_backend *b = p->e->backend;
     const char *lane = p->e->opt.device.lane ? p->e->opt.device.lane : b->lanes[0];
-    const char *fixed[] = {"trace_version", "1", "made_by", "lemma " LM_VERSION " " LM_COMMIT, "backend", b->name, "lane", lane, "device",
-                           b->describe(p->e->device), "model_type", p->e->program->arch, "dtype", b->cache(p->e->device)->elem_size == 8 ? "float64" : "float32",
+    const char *fixed[] = {"trace_version",  "1",
+                           "made_by",        "lemma " LM_VERSION " " LM_COMMIT,
+                           "backend",        b->name,
+                           "lane",           lane,
+                           "device",         b->describe(p->e->device),
+                           "model_type",     p->e->program->arch,
+                           "dtype",          b->cache(p->e->device)->elem_size == 8 ? "float64" : "float32",
                            "weights_sha256", NULL};
     enum { FIXED = sizeof fixed / sizeof *fixed };
     char weights[65];

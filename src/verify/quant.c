@@ -1,5 +1,5 @@
-/* What a quantized file costs: the original's distributions are kept for every position, the quantized file is run beside them, and then, for
- * each tensor or layer that differs, the original with only that taken from the quantized file. Every run is in the original's lane. */
+/* What a quantized file costs: the original's distributions are kept for every position, the quantized file is run beside them, and then,
+ * for each tensor or layer that differs, the original with only that taken from the quantized file. Every run is in the original's lane. */
 #include "verify/quant.h"
 #include "tokenizer/tokenizer.h"
 #include <math.h>

@@ -1,5 +1,5 @@
-/* Which of the quantized file's tensors stands for which of the original's: the two programs are the same, op for op, whatever the files call
- * their tensors and however they pack them. Rows are compared as the program sees them. */
+/* Which of the quantized file's tensors stands for which of the original's: the two programs are the same, op for op, whatever the files
+ * call their tensors and however they pack them. Rows are compared as the program sees them. */
 #include "verify/quant.h"
 #include <math.h>
 #include <stdio.h>
@@ -34,9 +34,10 @@ static bool shapes_fit(const lm_quant *q) {
 lm_status lm_quant_match(lm_quant *q, lm_error *err) {
     const lm_program *a = q->d.side[0].e->program, *b = q->d.side[1].e->program;
     if (a->n_ops != b->n_ops)
-        return lm_fail(err, LM_USAGE,
-                       "the two are not the same program (%s of %u ops, %s of %u): --quant compares a model with a quantized file of itself",
-                       a->arch, a->n_ops, b->arch, b->n_ops);
+        return lm_fail(
+            err, LM_USAGE,
+            "the two are not the same program (%s of %u ops, %s of %u): --quant compares a model with a quantized file of itself", a->arch,
+            a->n_ops, b->arch, b->n_ops);
     q->weight = lm_arena_calloc(q->d.arena, a->n_weights + 1, sizeof *q->weight);
     q->vec = lm_arena_calloc(q->d.arena, a->n_vecs + 1, sizeof *q->vec);
     if (!q->weight || !q->vec) return lm_fail_nomem(err, "a map of weights", a->n_weights * sizeof *q->weight);

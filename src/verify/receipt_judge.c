@@ -203,7 +203,8 @@ static lm_status choose(check *c, lm_error *err) {
     if (o->lane && strcmp(o->lane, c->r->lane))
         return lm_fail_at(err, LM_USAGE, c->path, LM_NO_OFFSET, "lane", "the receipt was made in lane %s: leave --lane %.40s out",
                           c->r->lane, o->lane);
-    const char *kv = c->r->kv[0] ? c->r->kv : strcmp(c->r->backend, "cpu") ? NULL : "f32"; /* what cpu kept when receipts first said nothing of it */
+    /* what cpu kept when receipts first said nothing of it */
+    const char *kv = c->r->kv[0] ? c->r->kv : strcmp(c->r->backend, "cpu") ? NULL : "f32";
     if (o->kv && (!kv || strcmp(o->kv, kv)))
         return lm_fail_at(err, LM_USAGE, c->path, LM_NO_OFFSET, "kv", "the receipt's keys and values were kept as %s: leave --kv %.40s out",
                           kv ? kv : "the backend does", o->kv);

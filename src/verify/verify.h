@@ -24,7 +24,8 @@ typedef struct lm_trace_case {
     size_t text_n;
     const lm_tensor **hidden; /* [n_layers + 2]: embed, layers, norm */
     uint32_t n_hidden;        /* how many of them are there */
-    const lm_tensor *logits, *logits_last, *top_logprobs, *top_rest, *greedy_logits; /* top_rest: log of the mass that top_logprobs leaves */
+    /* top_rest: log of the mass that top_logprobs leaves */
+    const lm_tensor *logits, *logits_last, *top_logprobs, *top_rest, *greedy_logits;
     const int32_t *argmax;  /* [n] */
     const int32_t *top_ids; /* [n][n_top] */
     uint32_t n_top;
@@ -67,7 +68,7 @@ double lm_log_sum_exp(const double *x, uint32_t n);
 /* The k ids of the largest values, equal ones in id order; k ≤ n, all finite. */
 void lm_top_row(const double *x, uint32_t n, uint32_t k, int32_t *ids);
 
-/* ---- record.c: lm_dump of an engine that is open (and, in tests, mutated) ------------------------------------------------------------- */
+/* ---- record.c: lm_dump of an engine that is open (and, in tests, mutated) ---------------------------------------------------------- */
 lm_status lm_dump_engine(lm_engine *e, const lm_dump_options *o, char hash[65], lm_error *err);
 
 /* ---- ledger.c ---------------------------------------------------------------------------------------------------------------------*/

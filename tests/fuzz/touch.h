@@ -41,8 +41,8 @@ static inline void touch_error(lm_status st, const lm_error *err) {
 }
 
 /* A file of tensors, of any bytes: parsed, touched, let go. */
-static inline int touch_file(lm_status (*parse)(const uint8_t *, uint64_t, const char *, lm_arena *, lm_parsed *, lm_error *), const uint8_t *p,
-                             size_t n) {
+static inline int touch_file(lm_status (*parse)(const uint8_t *, uint64_t, const char *, lm_arena *, lm_parsed *, lm_error *),
+                             const uint8_t *p, size_t n) {
     lm_arena *a = lm_arena_create();
     if (!a) return 0;
     lm_parsed out = {0};

@@ -177,7 +177,8 @@ static void pages(void **state) {
     lm_pages_free(NULL, 1);
 }
 
-/* Blocks follow each other in a slab; large ones have their own; each is zero, and its pages go when it is freed, the slab's when all are. */
+/* Blocks follow each other in a slab; large ones have their own; each is zero, and its pages go when it is freed, the slab's when all are.
+ */
 static void slabs(void **state) {
     (void)state;
     enum { N = 24 };

@@ -125,7 +125,8 @@ static void refused_by_name(void **state) {
         char line[1500];
         if (build(r->fixture, &r->edit, 1, &src, &p, &err) == LM_OK) fail_msg("%s with %s edited was accepted", r->fixture, r->edit.key);
         lm_error_line(&err, line, sizeof line);
-        if (!strstr(line, r->names) || !strstr(line, r->says)) fail_msg("%s, %s: '%s' lacks '%s' or '%s'", r->fixture, r->edit.key, line, r->names, r->says);
+        if (!strstr(line, r->names) || !strstr(line, r->says))
+            fail_msg("%s, %s: '%s' lacks '%s' or '%s'", r->fixture, r->edit.key, line, r->names, r->says);
         assert_null(strchr(line, '\n'));
         lm_source_close(src);
     }
@@ -160,14 +161,39 @@ typedef struct spelling {
     edit edit[MAX_EDITS];
 } spelling;
 static const spelling spellings[] = {
-    {"gemma4", 5, {{"layer_types", .drop = true}, {"num_kv_shared_layers", .drop = true}, {"use_double_wide_mlp", .drop = true}, {"hidden_activation", .drop = true}, {"tie_word_embeddings", .drop = true}}},
+    {"gemma4",
+     5,
+     {{"layer_types", .drop = true},
+      {"num_kv_shared_layers", .drop = true},
+      {"use_double_wide_mlp", .drop = true},
+      {"hidden_activation", .drop = true},
+      {"tie_word_embeddings", .drop = true}}},
     {"gemma4", 3, {{"enable_moe_block", .drop = true}, {"num_experts", NOTHING}, {"use_bidirectional_attention", NOTHING}}},
-    {"gemma4", 6, {{"global_head_dim", .drop = true}, {"num_global_key_value_heads", .drop = true}, {"per_layer_config.5.head_dim", INTEGER(32)}, {"per_layer_config.5.num_key_value_heads", INTEGER(2)},
-                   {"per_layer_config.6.head_dim", INTEGER(32)}, {"per_layer_config.6.num_key_value_heads", INTEGER(2)}}},
-    {"gemma4_unified", 3, {{"use_bidirectional_attention", .drop = true}, {"hidden_size_per_layer_input", INTEGER(0)}, {"enable_moe_block", TRUTH(false)}}},
-    {"gemma3n", 5, {{"altup_num_inputs", .drop = true}, {"altup_active_idx", .drop = true}, {"altup_correct_scale", .drop = true}, {"altup_coef_clip", .drop = true}, {"rope_theta", .drop = true}}},
-    {"gemma3n", 5, {{"rope_theta", .drop = true}, {"rope_local_base_freq", .drop = true}, {"rope_parameters.full_attention.rope_type", TEXT("default")},
-                    {"rope_parameters.sliding_attention.rope_type", TEXT("default")}, {"rope_parameters.sliding_attention.rope_theta", NUMBER(1e4)}}},
+    {"gemma4",
+     6,
+     {{"global_head_dim", .drop = true},
+      {"num_global_key_value_heads", .drop = true},
+      {"per_layer_config.5.head_dim", INTEGER(32)},
+      {"per_layer_config.5.num_key_value_heads", INTEGER(2)},
+      {"per_layer_config.6.head_dim", INTEGER(32)},
+      {"per_layer_config.6.num_key_value_heads", INTEGER(2)}}},
+    {"gemma4_unified",
+     3,
+     {{"use_bidirectional_attention", .drop = true}, {"hidden_size_per_layer_input", INTEGER(0)}, {"enable_moe_block", TRUTH(false)}}},
+    {"gemma3n",
+     5,
+     {{"altup_num_inputs", .drop = true},
+      {"altup_active_idx", .drop = true},
+      {"altup_correct_scale", .drop = true},
+      {"altup_coef_clip", .drop = true},
+      {"rope_theta", .drop = true}}},
+    {"gemma3n",
+     5,
+     {{"rope_theta", .drop = true},
+      {"rope_local_base_freq", .drop = true},
+      {"rope_parameters.full_attention.rope_type", TEXT("default")},
+      {"rope_parameters.sliding_attention.rope_type", TEXT("default")},
+      {"rope_parameters.sliding_attention.rope_theta", NUMBER(1e4)}}},
     {"gemma3n", 1, {{"intermediate_size", INTEGER(64)}}},
 };
 static void left_out_or_spelled_otherwise(void **state) {
@@ -221,7 +247,8 @@ static void window_by_class(void **state) {
 static void embedding_scale(void **state) {
     (void)state;
     const struct { double hidden, bf16; } sizes[] = {{3840, 62.0}, {3072, 55.5}, {96, 9.8125}};
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) assert_true(lm_bf16_to_f32(lm_f32_to_bf16((float)sqrt(sizes[i].hidden))) == (float)sizes[i].bf16);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
+        assert_true(lm_bf16_to_f32(lm_f32_to_bf16((float)sqrt(sizes[i].hidden))) == (float)sizes[i].bf16);
     lm_source *s = NULL;
     lm_program *p = built("tower", NULL, 0, &s);
     const lm_op *o = op_of(p, "embed");
@@ -249,7 +276,10 @@ static void keys_are_values(void **state) {
 
 static void shared_caches(void **state) {
     (void)state;
-    const struct { const char *fixture; uint32_t reader, owner; } cases[] = {{"gemma4_e2b", 4, 3}, {"gemma4_e2b", 5, 2}, {"gemma4_e2b", 6, 2}, {"gemma3n", 6, 4}, {"gemma3n", 7, 4}, {"gemma3n", 8, 5}};
+    const struct {
+        const char *fixture;
+        uint32_t reader, owner;
+    } cases[] = {{"gemma4_e2b", 4, 3}, {"gemma4_e2b", 5, 2}, {"gemma4_e2b", 6, 2}, {"gemma3n", 6, 4}, {"gemma3n", 7, 4}, {"gemma3n", 8, 5}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         lm_source *s = NULL;
         lm_program *p = built(cases[i].fixture, NULL, 0, &s);
@@ -263,7 +293,8 @@ static void shared_caches(void **state) {
     }
 }
 
-/* Gemma 3n stores its prediction coefficients [out][in], the program takes them [in][out]; its token table is shorter than the vocabulary. */
+/* Gemma 3n stores its prediction coefficients [out][in], the program takes them [in][out]; its token table is shorter than the vocabulary.
+ */
 static void gemma3n_row_maps(void **state) {
     (void)state;
     lm_source *s = NULL;
@@ -297,7 +328,8 @@ static void sparsity_cut(void **state) {
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const edit e = {"activation_sparsity_pattern", NUMBER(cases[i].p)};
         p = built("gemma3n", &e, 1, &s);
-        assert_true(fabs(op_of(p, "layer.8.ffn.sparse")->sparsify.c - cases[i].cut) < (cases[i].p > 0.9999 ? 0.01 : 2e-6)); /* p is a float32 */
+        /* p is a float32 */
+        assert_true(fabs(op_of(p, "layer.8.ffn.sparse")->sparsify.c - cases[i].cut) < (cases[i].p > 0.9999 ? 0.01 : 2e-6));
         done(p, s);
     }
     const edit none = {"activation_sparsity_pattern", NUMBER(0.0)};

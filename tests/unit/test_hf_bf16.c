@@ -1,5 +1,5 @@
-/* Lane hf-bf16, one rounding point at a time: each is moved or dropped, and the run must then be further from transformers' bfloat16 trace than
- * the lane is. */
+/* Lane hf-bf16, one rounding point at a time: each is moved or dropped, and the run must then be further from transformers' bfloat16 trace
+ * than the lane is. */
 #include "check.h"
 #include "base/smallfloat.h"
 #include "verify/verify.h"
@@ -63,7 +63,8 @@ static void attend(const lm_program *p, const lm_edit *e, bool scores, bool weig
     if (o->kind != LM_OP_ATTENTION || !o->attn.store) return;
     for (uint32_t i = 0; i < e->n; i++)
         for (uint32_t h = 0; h < o->attn.heads; h++) {
-            const uint32_t kv = h / (o->attn.heads / o->attn.kv_heads), first = o->attn.window && i >= o->attn.window ? i - o->attn.window + 1 : 0;
+            const uint32_t kv = h / (o->attn.heads / o->attn.kv_heads),
+                           first = o->attn.window && i >= o->attn.window ? i - o->attn.window + 1 : 0;
             const double *q = at(p, e->in[0], o->a, i) + h * o->attn.dk;
             double *out = at(p, e->out, o->out, i) + h * o->attn.dv, most = -INFINITY, sum = 0;
             for (uint32_t j = first; j <= i; j++) {
@@ -125,13 +126,15 @@ static met run(const drop *d, bool dropped) {
     lm_error err = {0};
     lm_engine *files = NULL, *e = NULL;
     lm_trace *t = NULL;
-    const lm_engine_options f64 = {.backend = "f64", .device = {.threads = 1}}, lane = {.backend = "f64", .device = {.threads = 1, .lane = "hf-bf16"}};
+    const lm_engine_options f64 = {.backend = "f64", .device = {.threads = 1}},
+                            lane = {.backend = "f64", .device = {.threads = 1, .lane = "hf-bf16"}};
     snprintf(model, sizeof model, "tests/fixtures/%s", d->fixture);
     snprintf(path, sizeof path, "tests/fixtures/bf16/%s.safetensors", d->fixture);
     if (!strcmp(d->fixture, "tower")) snprintf(path, sizeof path, "tests/fixtures/tower/oracle-bf16.safetensors");
     if (lm_engine_open(model, &f64, &files, &err) != LM_OK) fail_msg("%s: %s", model, err.message);
     if (dropped && d->rules) d->rules(files->program);
-    if (lm_engine_share(files, &lane, &e, &err) != LM_OK || lm_trace_open(path, e->program, &t, &err) != LM_OK) fail_msg("%s: %s", path, err.message);
+    if (lm_engine_share(files, &lane, &e, &err) != LM_OK || lm_trace_open(path, e->program, &t, &err) != LM_OK)
+        fail_msg("%s: %s", path, err.message);
     met m = {.d = d, .vocab = e->program->vocab};
     for (uint32_t k = 0; k < t->n_cases; k++) {
         lm_state *state = NULL;
@@ -177,8 +180,8 @@ static void each_point_counts(void **state) {
         print_message("%-14s %-42s %u of %u equal, mean %.4g; without: %u, %.4g\n", points[i].fixture, points[i].what, sound.equal, sound.n,
                       sound.sum, less.equal, less.sum);
         if (!(less.sum > sound.sum && 2 * less.equal < sound.equal))
-            fail_msg("%s, %s: as close without it (%u and %u equal, mean %g and %g)", points[i].fixture, points[i].what, sound.equal, less.equal,
-                     sound.sum, less.sum);
+            fail_msg("%s, %s: as close without it (%u and %u equal, mean %g and %g)", points[i].fixture, points[i].what, sound.equal,
+                     less.equal, sound.sum, less.sum);
     }
 }
 

@@ -1,7 +1,7 @@
-/* The hybrid against llama.cpp's run of the same file: which difference between two engines moves the logits, and by how much. One at a time is put
- * into the arbiter, by editing operands or results, over the peer's own tokens (prompt and continuation). A few prompts are a test; with --table, all
- * thirty, as the table of docs/hybrid.md. With --swing MODEL TRACE N: how far 8-bit activations move the margin between the two best tokens of
- * another model, over the first N tokens of each of the trace's prompts.
+/* The hybrid against llama.cpp's run of the same file: which difference between two engines moves the logits, and by how much. One at a
+ * time is put into the arbiter, by editing operands or results, over the peer's own tokens (prompt and continuation). A few prompts are a
+ * test; with --table, all thirty, as the table of docs/hybrid.md. With --swing MODEL TRACE N: how far 8-bit activations move the margin
+ * between the two best tokens of another model, over the first N tokens of each of the trace's prompts.
  */
 #include "check.h"
 #include "base/smallfloat.h"
@@ -16,7 +16,8 @@ enum { BEST = 64, CHUNK = 64, MOST = 64 }; /* MOST: dims of a head */
 
 /* ---- candidates --------------------------------------------------------------------------------------------------------------------- */
 enum {
-    Q8 = 1 << 0,           /* inputs of products with quantized weights, as llama.cpp rounds them: blocks of 256 (Q8_K) for K-quants, else 32 */
+    /* inputs of products with quantized weights, as llama.cpp rounds them: blocks of 256 (Q8_K) for K-quants, else 32 */
+    Q8 = 1 << 0,
     INPUT_BF16 = 1 << 1,   /* inputs of all products */
     RESULT_F32 = 1 << 2,   /* every op's result */
     SCAN_F32 = 1 << 3,     /* the delta rule, one token at a time, in float32 */
@@ -282,7 +283,8 @@ static rig open_rig(void) {
     rig g = {0};
     lm_error err = {0};
     const lm_engine_options o = {.backend = "f64", .device = {.threads = 2}};
-    if (lm_engine_open(MODEL, &o, &g.f64, &err) != LM_OK || lm_trace_open(PEER, g.f64->program, &g.peer, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_engine_open(MODEL, &o, &g.f64, &err) != LM_OK || lm_trace_open(PEER, g.f64->program, &g.peer, &err) != LM_OK)
+        fail_msg("%s", err.message);
     g.vocab = g.f64->program->vocab;
     return g;
 }
@@ -325,11 +327,12 @@ static sums judge(const rig *g, const candidate *c, uint32_t cases, double **tru
 static void table(void) {
     rig g = open_rig();
     double **truth = calloc(g.peer->n_cases, sizeof *truth);
-    puts("| switched in the arbiter | mean \\|Δlogprob\\| | max | flips | margin's swing: rms | max | from llama.cpp: mean | max | flips |\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
+    puts("| switched in the arbiter | mean \\|Δlogprob\\| | max | flips | margin's swing: rms | max | from llama.cpp: mean | max | flips "
+         "|\n| --- | --- | --- | --- | --- | --- | --- | --- | --- |");
     for (size_t i = 0; i < N_ALL; i++) {
         const sums s = judge(&g, &all[i], g.peer->n_cases, truth);
-        printf("| %s | %.2g | %.2g | %u of %u | %.2g | %.2g | %.3f | %.2f | %u |\n", all[i].name, s.sum / (double)s.terms, s.max, s.flips, s.rows,
-               sqrt(s.swing / s.rows), s.swing_max, s.peer_sum / (double)s.terms, s.peer_max, s.peer_flips);
+        printf("| %s | %.2g | %.2g | %u of %u | %.2g | %.2g | %.3f | %.2f | %u |\n", all[i].name, s.sum / (double)s.terms, s.max, s.flips,
+               s.rows, sqrt(s.swing / s.rows), s.swing_max, s.peer_sum / (double)s.terms, s.peer_max, s.peer_flips);
         fflush(stdout);
     }
     double **q8 = calloc(g.peer->n_cases, sizeof *q8);

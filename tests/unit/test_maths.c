@@ -113,7 +113,8 @@ static void fake_open(fake *f, const char *json, const char *gguf) {
     f->arch = (lm_arch){.name = "test", .gguf = gguf};
     f->src.kind = gguf ? LM_SOURCE_GGUF : LM_SOURCE_HF;
     assert_int_equal(lm_graph_init(&f->b.g, "test", NULL), LM_OK);
-    if (lm_config_parse((const uint8_t *)json, strlen(json), "config.json", f->b.g.p->arena, &f->src.meta, &err) != LM_OK) fail_msg("%s", err.message);
+    if (lm_config_parse((const uint8_t *)json, strlen(json), "config.json", f->b.g.p->arena, &f->src.meta, &err) != LM_OK)
+        fail_msg("%s", err.message);
     assert_true(f->src.meta.n <= 64);
     f->b.src = &f->src, f->b.arch = &f->arch, f->b.gguf = gguf != NULL, f->b.key_used = f->used, f->b.tensor_used = f->tensor_used;
 }
@@ -128,7 +129,7 @@ static void fake_close(fake *f) { lm_program_free(f->b.g.p); }
 static double f32(double x) { return (double)(float)x; }
 static double plain(double theta, uint32_t i, uint32_t dim) { return 1 / pow(theta, 2.0 * i / dim); }
 
-/* ---- rope ---------------------------------------------------------------------------------------------------------------------------------*/
+/* ---- rope ---------------------------------------------------------------------------------------------------------------------------*/
 static void check_llama3(const lm_rope *t) {
     assert_true(t->n_pairs == 32 && t->factor == 1 && !t->border);
     for (uint32_t i = 0; i < 32; i++) {
@@ -142,9 +143,10 @@ static void check_llama3(const lm_rope *t) {
 }
 static void llama3_rope(void **state) {
     (void)state;
-    static const char *const spelling[] = {
-        "{\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":32.0,\"low_freq_factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
-        "{\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":5e5,\"factor\":32,\"low_freq_factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}"};
+    static const char *const spelling[] = {"{\"rope_theta\":500000.0,\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":32.0,\"low_freq_"
+                                           "factor\":1.0,\"high_freq_factor\":4.0,\"original_max_position_embeddings\":8192}}",
+                                           "{\"rope_parameters\":{\"rope_type\":\"llama3\",\"rope_theta\":5e5,\"factor\":32,\"low_freq_"
+                                           "factor\":1,\"high_freq_factor\":4,\"original_max_position_embeddings\":8192}}"};
     fake f;
     for (int i = 0; i < 2; i++) {
         fake_open(&f, spelling[i], NULL);
@@ -189,12 +191,20 @@ static void rope_freqs(void **state) {
     (void)state;
     for (int bad = 0; bad < 4; bad++) {
         fake f;
-        fake_open(&f, bad == 3 ? "{\"llama\":{\"rope\":{\"freq_base\":500000.0,\"scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_context_length\":64}}}}"
-                               : "{\"llama\":{\"rope\":{\"freq_base\":500000.0}}}", "llama");
+        fake_open(&f,
+                  bad == 3 ? "{\"llama\":{\"rope\":{\"freq_base\":500000.0,\"scaling\":{\"type\":\"yarn\",\"factor\":4.0,\"original_"
+                             "context_length\":64}}}}"
+                           : "{\"llama\":{\"rope\":{\"freq_base\":500000.0}}}",
+                  "llama");
         float v[32];
         for (int i = 0; i < 32; i++) v[i] = i < 15 ? 1 : 2 + (float)i;
         if (bad == 1) v[7] = 0;
-        lm_tensor t = {.name = "rope_freqs.weight", .type = lm_dtype_by_name("F32"), .rank = 1, .dim = {bad == 2 ? 31 : 32}, .data = (const uint8_t *)v, .bytes = sizeof v};
+        lm_tensor t = {.name = "rope_freqs.weight",
+                       .type = lm_dtype_by_name("F32"),
+                       .rank = 1,
+                       .dim = {bad == 2 ? 31 : 32},
+                       .data = (const uint8_t *)v,
+                       .bytes = sizeof v};
         f.src.tensor = &t, f.src.n_tensors = 1;
         const lm_rope *r = fake_rope(&f, 64);
         assert_int_equal(f.tensor_used[0], 1);
@@ -210,12 +220,16 @@ static void rope_freqs(void **state) {
 static void longrope(void **state) {
     (void)state;
     fake f;
-    fake_open(&f, "{\"original_max_position_embeddings\":4096,\"max_position_embeddings\":131072,\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1.0,1.5],\"long_factor\":[2.0,40.0]}}", NULL);
+    fake_open(&f,
+              "{\"original_max_position_embeddings\":4096,\"max_position_embeddings\":131072,\"rope_scaling\":{\"type\":\"longrope\","
+              "\"short_factor\":[1.0,1.5],\"long_factor\":[2.0,40.0]}}",
+              NULL);
     f.b.hp.max_position = 131072;
     const lm_rope *t = fake_rope(&f, 4);
     assert_non_null(t);
     assert_true(fabs(t->factor - sqrt(1 + log(32) / log(4096))) < 1e-12 && fabs(t->factor - 1.1902) < 5e-5 && t->border == 4096);
-    assert_true(t->inv_freq[1] == f32(plain(1e4, 1, 4) / 1.5) && t->inv_freq_long[1] == f32(plain(1e4, 1, 4) / 40) && t->inv_freq_long[0] == 0.5);
+    assert_true(t->inv_freq[1] == f32(plain(1e4, 1, 4) / 1.5) && t->inv_freq_long[1] == f32(plain(1e4, 1, 4) / 40) &&
+                t->inv_freq_long[0] == 0.5);
     rig r;
     const double x[4] = {1, 0.5, -0.25, 2};
     rig_open(&r, 1, 4, x);
@@ -227,14 +241,15 @@ static void longrope(void **state) {
         double *y = run(&r, id, 5, 2, length);
         const double *freq = length > 4096 ? t->inv_freq_long : t->inv_freq;
         for (int p = 0; p < 5; p++)
-            for (int k = 0; k < 2; k++) near_on(&r, "longrope", y[p * 4 + k], t->factor * (x[k] * cos(p * freq[k]) - x[k + 2] * sin(p * freq[k])));
+            for (int k = 0; k < 2; k++)
+                near_on(&r, "longrope", y[p * 4 + k], t->factor * (x[k] * cos(p * freq[k]) - x[k + 2] * sin(p * freq[k])));
         free(y);
     }
     rig_close(&r);
     fake_close(&f);
 }
 
-/* ---- what a family makes of an edited config --------------------------------------------------------------------------------------------------*/
+/* ---- what a family makes of an edited config ----------------------------------------------------------------------------------------*/
 static lm_source *open_fixture(const char *path) {
     lm_source *s = NULL;
     lm_error err = {0};
@@ -262,7 +277,9 @@ static const lm_op *find(const lm_program *p, lm_op_kind kind) {
 static void yarn_magnitudes(void **state) {
     (void)state;
     const double one = 0.1 * log(40) + 1, v2 = 0.1 * 0.707 * log(40) + 1;
-    const struct { double mscale, all, rope, softmax; } row[] = {{0.707, 0.707, 1, 1.5896}, {1, 1, 1, 1.8739}, {1, 0, one, 1}, {0.707, 1, v2 / one, 1.8739}};
+    const struct {
+        double mscale, all, rope, softmax;
+    } row[] = {{0.707, 0.707, 1, 1.5896}, {1, 1, 1, 1.8739}, {1, 0, one, 1}, {0.707, 1, v2 / one, 1.8739}};
     for (int f = 0; f < 2; f++) {
         lm_source *s = open_fixture(f ? "tests/fixtures/deepseek_v3" : "tests/fixtures/deepseek_v2_lite");
         for (int i = 0; i < 4; i++) {
@@ -324,7 +341,8 @@ static void embedding_scale(void **state) {
 /* A trace with every op's result holds each under its name. */
 static void names_are_unique(void **state) {
     (void)state;
-    static const char *const family[] = {"tests/fixtures/gemma3n", "tests/fixtures/qwen3_5", "tests/fixtures/qwen3_next", "tests/fixtures/deepseek_v32", "tests/fixtures/gemma4_moe"};
+    static const char *const family[] = {"tests/fixtures/gemma3n", "tests/fixtures/qwen3_5", "tests/fixtures/qwen3_next",
+                                         "tests/fixtures/deepseek_v32", "tests/fixtures/gemma4_moe"};
     for (size_t f = 0; f < sizeof family / sizeof *family; f++) {
         lm_source *s = open_fixture(family[f]);
         lm_program *p = build(s);
@@ -338,7 +356,7 @@ static void names_are_unique(void **state) {
     }
 }
 
-/* ---- attention ------------------------------------------------------------------------------------------------------------------------------------*/
+/* ---- attention ----------------------------------------------------------------------------------------------------------------------*/
 /* Window 4 over 8 tokens (and 300, around pages and the ring): query p sees keys p−3 … p; caps go before the mask. */
 static void windows(void **state) {
     (void)state;
@@ -350,7 +368,8 @@ static void windows(void **state) {
         rig_open(&r, N, W, table);
         lm_op o = lm_op_blank();
         o.a = part(&r, 0, 4), o.b = part(&r, 4, 4), o.c = part(&r, 8, 4);
-        o.attn.heads = o.attn.kv_heads = 1, o.attn.dk = o.attn.dv = 4, o.attn.window = 4, o.attn.scale = 3, o.attn.softcap = cap ? 2 : 0, o.attn.store = true;
+        o.attn.heads = o.attn.kv_heads = 1, o.attn.dk = o.attn.dv = 4, o.attn.window = 4, o.attn.scale = 3, o.attn.softcap = cap ? 2 : 0,
+        o.attn.store = true;
         o.attn.slot = lm_graph_slot(&r.g, LM_CACHE_KV, 1, 4, 4, 4);
         rig_finish(&r, lm_op_custom(&r.g, LM_OP_ATTENTION, "op", 4, &o));
         EACH_BACKEND(&r)
@@ -374,19 +393,21 @@ static void windows(void **state) {
     }
 }
 
-/* ---- routing, activation, ties ------------------------------------------------------------------------------------------------------------------------*/
+/* ---- routing, activation, ties ------------------------------------------------------------------------------------------------------*/
 static double sig(double x) { return 1 / (1 + exp(-x)); }
 static void routing(void **state) {
     (void)state;
     /* σ + bias chooses 4 (0.62 + 0.5) and 1 (0.73 + 0.5) of eight; their weights are of σ alone. Row 2: all tied, the lowest two. */
-    const double logit[2][8] = {{2, 1, 1.5, -1, 0.5, 0, -2, 1.9}, {1, 1, 1, 1, 1, 1, 1, 1}}, bias[8] = {-0.5, 0.5, -0.5, 0.5, 0.5, -0.5, 0.5, -0.5}, none[8] = {0};
+    const double logit[2][8] = {{2, 1, 1.5, -1, 0.5, 0, -2, 1.9}, {1, 1, 1, 1, 1, 1, 1, 1}},
+                 bias[8] = {-0.5, 0.5, -0.5, 0.5, 0.5, -0.5, 0.5, -0.5}, none[8] = {0};
     for (int tie = 0; tie < 2; tie++)
         for (int renorm = 0; renorm < 2; renorm++) {
             rig r;
             rig_open(&r, 1, 8, logit[tie]);
             lm_op o = lm_op_blank();
             o.a = r.x, o.v = vec(&r, tie ? none : bias, 8);
-            o.route.n = 8, o.route.k = 2, o.route.groups = o.route.topk_groups = 1, o.route.score = LM_ROUTE_SIGMOID, o.route.renorm = renorm;
+            o.route.n = 8, o.route.k = 2, o.route.groups = o.route.topk_groups = 1, o.route.score = LM_ROUTE_SIGMOID,
+            o.route.renorm = renorm;
             o.route.renorm_eps = 1e-20, o.route.scale = 2.5;
             rig_finish(&r, lm_op_custom(&r.g, LM_OP_ROUTE, "op", 4, &o));
             EACH_BACKEND(&r) {
@@ -446,7 +467,7 @@ static void ties(void **state) {
     lm_sampler_free(s);
 }
 
-/* ---- the delta rule -----------------------------------------------------------------------------------------------------------------------------------*/
+/* ---- the delta rule -----------------------------------------------------------------------------------------------------------------*/
 static void delta_rule(void **state) {
     (void)state;
     enum { KH = 1, VH = 2, K = 16, V = 20, W = 2 * K + VH * V + 2 * VH, N = 130 };
@@ -454,7 +475,8 @@ static void delta_rule(void **state) {
     for (int t = 0; t < N; t++)
         for (int i = 0; i < W; i++) {
             double x = rnd(4, (uint64_t)(t * W + i));
-            table[t * W + i] = f32(i < 2 * K ? x / 3 : i < W - 2 * VH ? x : i < W - VH ? -fabs(x) : fabs(x)); /* log-decay < 0, 0 < beta < 1 */
+            /* log-decay < 0, 0 < beta < 1 */
+            table[t * W + i] = f32(i < 2 * K ? x / 3 : i < W - 2 * VH ? x : i < W - VH ? -fabs(x) : fabs(x));
         }
     rig r;
     rig_open(&r, N, W, table);
@@ -482,7 +504,8 @@ static void delta_rule(void **state) {
         for (size_t a = 0; a < sizeof length / sizeof *length; a++)
             for (size_t b = 0; b < sizeof split / sizeof *split; b++) {
                 double *y = run_rows(&r, length[a], split[b]);
-                if (memcmp(y, longest, (size_t)length[a] * VH * V * sizeof *y)) fail_msg("delta on %s: %u tokens by %u differ from the whole", r.b->name, length[a], split[b]);
+                if (memcmp(y, longest, (size_t)length[a] * VH * V * sizeof *y))
+                    fail_msg("delta on %s: %u tokens by %u differ from the whole", r.b->name, length[a], split[b]);
                 free(y);
             }
         free(longest);

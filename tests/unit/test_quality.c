@@ -47,7 +47,8 @@ static void test_listed(void **state) {
     assert_true(lm_apart_listed(&(lm_listed){id, rounded, 2, (float)log(0.25)}, q, lse, 4, e, &a));
     assert_true(a.kl >= 0 && a.kl < 1e-14);
     /* refused: an id twice, one outside, no list, what doesn't add up */
-    const lm_listed bad[] = {{twice, lp, 2, log(0.25)}, {outside, lp, 2, log(0.25)}, {id, lp, 0, 0}, {id, lp, 2, 0}, {id, (double[]){1e30, 0}, 2, 0}};
+    const lm_listed bad[] = {
+        {twice, lp, 2, log(0.25)}, {outside, lp, 2, log(0.25)}, {id, lp, 0, 0}, {id, lp, 2, 0}, {id, (double[]){1e30, 0}, 2, 0}};
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         lse = lm_shares(q, 4, e);
         assert_false(lm_apart_listed(&bad[i], q, lse, 4, e, &a));
@@ -122,7 +123,7 @@ static void test_failures(void **state) {
     unlink(file);
 }
 
-/* ---- a quantized file, tensor by tensor ------------------------------------------------------------------------------------------------ */
+/* ---- a quantized file, tensor by tensor -------------------------------------------------------------------------------------------- */
 static bool stop_parts(void *ctx, const char *what, uint64_t done, uint64_t total) {
     (void)ctx;
     (void)total;

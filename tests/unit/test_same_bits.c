@@ -1,11 +1,12 @@
-/* The determinism contract at the engine: a sequence's logits do not depend on copies of it in the batch, on what a prefix was shared with, on
- * chunks, threads, or the number of rows that are computed together. One fixture per mechanism, on both backends. */
+/* The determinism contract at the engine: a sequence's logits do not depend on copies of it in the batch, on what a prefix was shared with,
+ * on chunks, threads, or the number of rows that are computed together. One fixture per mechanism, on both backends. */
 #include "check.h"
 #include "engine/model.h"
 #include <stdio.h>
 #include <stdlib.h>
 
-/* llama: plain; gemma3: windows, two ropes; gpt_oss: sinks, MXFP4 experts; qwen3_5: delta rule; deepseek_v32: MLA with an index; phi3: longrope */
+/* llama: plain; gemma3: windows, two ropes; gpt_oss: sinks, MXFP4 experts; qwen3_5: delta rule; deepseek_v32: MLA with an index; phi3:
+ * longrope */
 static const char *const fixtures[] = {"llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v32", "phi3"};
 static const char *const backends[] = {"cpu", "f64"};
 /* a delta-rule hybrid in Q4_K and Q6_K: the lanes of quantized activations */
@@ -40,7 +41,8 @@ static void open_bench(bench *b, const char *fixture, const char *backend, const
 typedef struct sink { const bench *b; uint8_t *out; } sink;
 static bool take(void *ctx, const lm_rows *rows) {
     sink *s = ctx;
-    for (uint32_t i = 0; i < rows->n; i++) memcpy(s->out + rows->row[i] * s->b->row, (const uint8_t *)rows->data + i * s->b->row, s->b->row);
+    for (uint32_t i = 0; i < rows->n; i++)
+        memcpy(s->out + rows->row[i] * s->b->row, (const uint8_t *)rows->data + i * s->b->row, s->b->row);
     return true;
 }
 static lm_eval appended(const int32_t *id, uint32_t from, uint32_t to, uint32_t length, sink *k) {
@@ -213,7 +215,10 @@ static void batch_sizes(void **state) { (void)state; each(batches); }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_prompt_eight_times), cmocka_unit_test(cold_warm_shared), cmocka_unit_test(chunks_by_threads), cmocka_unit_test(batch_sizes),
+        cmocka_unit_test(one_prompt_eight_times),
+        cmocka_unit_test(cold_warm_shared),
+        cmocka_unit_test(chunks_by_threads),
+        cmocka_unit_test(batch_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

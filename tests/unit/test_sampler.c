@@ -176,10 +176,22 @@ static void own_exp(void **state) {
 
 static void refusals(void **state) {
     (void)state;
-    const struct { double t, p, m, r; const char *field; } bad[] = {
-        {-1, 1, 0, 1, "temperature"}, {NAN, 1, 0, 1, "temperature"}, {INFINITY, 1, 0, 1, "temperature"}, {1, 0, 0, 1, "top_p"},
-        {1, 1.01, 0, 1, "top_p"},     {1, NAN, 0, 1, "top_p"},       {1, 1, -0.1, 1, "min_p"},           {1, 1, 1.1, 1, "min_p"},
-        {1, 1, NAN, 1, "min_p"},      {1, 1, 0, 0, "repeat_penalty"}, {1, 1, 0, INFINITY, "repeat_penalty"}, {1, 1, 0, NAN, "repeat_penalty"},
+    const struct {
+        double t, p, m, r;
+        const char *field;
+    } bad[] = {
+        {-1, 1, 0, 1, "temperature"},
+        {NAN, 1, 0, 1, "temperature"},
+        {INFINITY, 1, 0, 1, "temperature"},
+        {1, 0, 0, 1, "top_p"},
+        {1, 1.01, 0, 1, "top_p"},
+        {1, NAN, 0, 1, "top_p"},
+        {1, 1, -0.1, 1, "min_p"},
+        {1, 1, 1.1, 1, "min_p"},
+        {1, 1, NAN, 1, "min_p"},
+        {1, 1, 0, 0, "repeat_penalty"},
+        {1, 1, 0, INFINITY, "repeat_penalty"},
+        {1, 1, 0, NAN, "repeat_penalty"},
     };
     lm_sampler *s = NULL;
     lm_error e;

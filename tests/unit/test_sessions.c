@@ -53,7 +53,8 @@ static void forget(bench *b) { memset(b->got, 0xEE, (size_t)b->n * b->vocab * b-
 static void same_as(const bench *b, const uint8_t *want, uint32_t from, uint32_t to, const char *what, uint32_t at) {
     size_t row = (size_t)b->vocab * b->element;
     for (uint32_t i = from; i < to; i++)
-        if (memcmp(b->got + i * row, want + i * row, row)) fail_msg("%s: %s %u: the logits at position %u of %u differ from one whole run's", b->what, what, at, i, b->n);
+        if (memcmp(b->got + i * row, want + i * row, row))
+            fail_msg("%s: %s %u: the logits at position %u of %u differ from one whole run's", b->what, what, at, i, b->n);
 }
 static void same(const bench *b, uint32_t from, uint32_t to, const char *what, uint32_t at) { same_as(b, b->whole, from, to, what, at); }
 
@@ -78,7 +79,8 @@ static void open_bench(bench *b, const char *path, const char *backend, const ch
     b->element = arbiter ? sizeof(double) : sizeof(float);
     b->n = arbiter ? T_F64 : T_CPU;
     for (uint32_t i = 0; i < p->n_ops; i++)
-        if (p->op[i].kind == LM_OP_EMBED && p->op[i].embed.by_position && p->op[i].embed.max_position < b->n) b->n = p->op[i].embed.max_position;
+        if (p->op[i].kind == LM_OP_EMBED && p->op[i].embed.by_position && p->op[i].embed.max_position < b->n)
+            b->n = p->op[i].embed.max_position;
     b->id = calloc(b->n, sizeof *b->id);
     for (uint32_t i = 0; i < b->n; i++) b->id[i] = (int32_t)((i * 7919u + i * i * 31u + 5) % (b->vocab - 16));
     b->whole = calloc((size_t)b->n * b->vocab, b->element);
@@ -204,16 +206,19 @@ static void grown(bench *b) {
         eval_ids(b, s, b->id, k - 1, k, 0, b->got);
         same_as(b, want, k - 1, k, "grown over the longrope border to", k);
     }
-    if (!memcmp(b->got + (size_t)(b->border - 2) * b->vocab * b->element, b->whole + (size_t)(b->border - 2) * b->vocab * b->element, (size_t)b->vocab * b->element))
+    if (!memcmp(b->got + (size_t)(b->border - 2) * b->vocab * b->element, b->whole + (size_t)(b->border - 2) * b->vocab * b->element,
+                (size_t)b->vocab * b->element))
         fail_msg("%s: the two longrope sets give the same logits", b->what);
     free(want);
     lm_session_free(s);
 }
 
-/* One engine at another level with other threads keeps its weights; in a lane that packs them otherwise, and back, it doesn't: the same bits. */
+/* One engine at another level with other threads keeps its weights; in a lane that packs them otherwise, and back, it doesn't: the same
+ * bits. */
 static void changed(bench *b) {
     const bool cpu = strstr(b->what, " on cpu") != NULL;
-    const lm_device_options way[] = {{.threads = 3, .cpu_level = cpu ? "c" : NULL}, {.threads = 1, .lane = cpu ? "bf16" : NULL}, {.threads = 2}};
+    const lm_device_options way[] = {
+        {.threads = 3, .cpu_level = cpu ? "c" : NULL}, {.threads = 1, .lane = cpu ? "bf16" : NULL}, {.threads = 2}};
     const uint32_t n = b->n < 40 ? b->n : 40;
     if (b->border) return; /* fewer tokens have the other longrope set */
     for (uint32_t i = 0; i < sizeof way / sizeof *way; i++) {
@@ -295,7 +300,7 @@ static void cut_at_pages(bench *b) {
     lm_session_free(s);
 }
 
-/* ---- the fixtures -----------------------------------------------------------------------------------------------------------------------*/
+/* ---- the fixtures -------------------------------------------------------------------------------------------------------------------*/
 static void each(void (*fn)(bench *)) {
     const char *root = "tests/fixtures";
     DIR *d = opendir(root);
@@ -305,7 +310,8 @@ static void each(void (*fn)(bench *)) {
         char path[512], config[600], what[600];
         snprintf(path, sizeof path, "%s/%s", root, e->d_name);
         snprintf(config, sizeof config, "%s/config.json", path);
-        if (e->d_name[0] == '.' || !strcmp(e->d_name, "tower") || access(config, R_OK)) continue; /* the tower: 48 layers of what gemma has */
+        /* the tower: 48 layers of what gemma has */
+        if (e->d_name[0] == '.' || !strcmp(e->d_name, "tower") || access(config, R_OK)) continue;
         for (int i = 0; i < 2; i++) {
             bench b;
             snprintf(what, sizeof what, "%s on %s", e->d_name, backends[i]);

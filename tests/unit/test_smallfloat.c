@@ -15,7 +15,8 @@ static double value(uint32_t v, int ebits, int mbits, int bias, int top) {
 }
 
 static void same(double want, float got, uint32_t pattern) {
-    if (isnan(want) ? !isnan(got) : (double)got != want || !signbit(got) != !signbit(want)) fail_msg("%x: %a instead of %a", pattern, got, want);
+    if (isnan(want) ? !isnan(got) : (double)got != want || !signbit(got) != !signbit(want))
+        fail_msg("%x: %a instead of %a", pattern, got, want);
 }
 
 static void to_float(void **state) {

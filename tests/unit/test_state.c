@@ -287,7 +287,8 @@ static void tiled(void **state) {
                         uint8_t *k = lm_state_keys(s, i, page, h), *v = lm_state_values(s, i, page, h);
                         assert_int_equal((uintptr_t)k % 64 + (uintptr_t)v % 64, 0);
                         assert_ptr_equal(v, k + lm_kv_keys(type, slots[i].dk));
-                        for (uint64_t j = 0; j < lm_kv_keys(type, slots[i].dk) + lm_kv_values(type, slots[i].dv); j++) k[j] = (uint8_t)(j * 7 + h + i + page);
+                        for (uint64_t j = 0; j < lm_kv_keys(type, slots[i].dk) + lm_kv_values(type, slots[i].dv); j++)
+                            k[j] = (uint8_t)(j * 7 + h + i + page);
                     }
             lm_state_commit(s, length);
             assert_int_equal(lm_state_fork(s, &f, NULL), LM_OK);
@@ -303,8 +304,10 @@ static void tiled(void **state) {
                 for (uint32_t i = 0; i < 2; i++)
                     for (uint32_t h = 0; h < slots[i].heads; h++) {
                         uint8_t x[64], y[64];
-                        lm_kv_get(type, lm_state_keys(s, i, at / LM_PAGE, h), lm_state_values(s, i, at / LM_PAGE, h), slots[i].dk, slots[i].dv, at % LM_PAGE, x);
-                        lm_kv_get(type, lm_state_keys(t, i, at / LM_PAGE, h), lm_state_values(t, i, at / LM_PAGE, h), slots[i].dk, slots[i].dv, at % LM_PAGE, y);
+                        lm_kv_get(type, lm_state_keys(s, i, at / LM_PAGE, h), lm_state_values(s, i, at / LM_PAGE, h), slots[i].dk,
+                                  slots[i].dv, at % LM_PAGE, x);
+                        lm_kv_get(type, lm_state_keys(t, i, at / LM_PAGE, h), lm_state_values(t, i, at / LM_PAGE, h), slots[i].dk,
+                                  slots[i].dv, at % LM_PAGE, y);
                         assert_memory_equal(x, y, lm_kv_row(type, slots[i].dk, slots[i].dv));
                     }
             for (uint64_t cut = 1; cut < n; cut += 97) assert_int_equal(lm_state_restore(t, "x", b, n - cut, NULL), LM_FORMAT);

@@ -155,8 +155,8 @@ static void idle_costs_nothing(void **state) {
     lm_pool_destroy(p);
 }
 
-/* A worker that is held up in the middle of a task, again and again: it must be left out, every task still runs once, and when nothing holds
- * it up any more it comes back. The caller's own tasks are short. */
+/* A worker that is held up in the middle of a task, again and again: it must be left out, every task still runs once, and when nothing
+ * holds it up any more it comes back. The caller's own tasks are short. */
 static void held_up(void *ctx, uint32_t task, uint32_t thread) {
     if (thread) nap(5000);
     else nap(20); /* so that the worker gets to take one */

@@ -1,7 +1,7 @@
 /* Lane hf-bf16: where transformers' bfloat16 run (eager attention) rounds. Inside an op torch accumulates in float32, and its order is its
  * own; here sums are exact, so that what is left between the two is that order and what it sets off. Elements are computed in float32 as
- * torch does wherever that is one operation. What families differ in stands in the program (lm_bf16_rules); an op whose rounding points have
- * not been read off transformers' source is refused, a family too. */
+ * torch does wherever that is one operation. What families differ in stands in the program (lm_bf16_rules); an op whose rounding points
+ * have not been read off transformers' source is refused, a family too. */
 #include "backend/f64/f64.h"
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* The f64 arbiter, inside. In lane f64 every op is computed in double precision from the exactly decoded weights; a weight is decoded a few rows at
- * a time, never held. A row of a result depends on its own sequence alone: no sum is split by thread, block or batch. Lane hf-bf16 is the
- * same, rounded to bfloat16 wherever a bfloat16 run of transformers rounds (bf16.c).
+/* The f64 arbiter, inside. In lane f64 every op is computed in double precision from the exactly decoded weights; a weight is decoded a few
+ * rows at a time, never held. A row of a result depends on its own sequence alone: no sum is split by thread, block or batch. Lane hf-bf16
+ * is the same, rounded to bfloat16 wherever a bfloat16 run of transformers rounds (bf16.c).
  */
 #ifndef LM_BACKEND_F64_H
 #define LM_BACKEND_F64_H

@@ -40,8 +40,8 @@ static lm_status check_batch(const lm_program *p, const lm_batch *b, lm_error *e
         const lm_seq *s = &b->seq[i];
         if (s->row0 != row || !s->n || s->n > b->n_rows - row) return lm_fail(err, LM_USAGE, "sequence %u: its rows do not follow on", i);
         if (lm_state_type(s->state) != &lm_cache_f64)
-            return lm_fail(err, LM_STATE, "sequence %u: its cache holds %s, this device's %s: make it anew", i, lm_state_type(s->state)->name,
-                           (&lm_cache_f64)->name);
+            return lm_fail(err, LM_STATE, "sequence %u: its cache holds %s, this device's %s: make it anew", i,
+                           lm_state_type(s->state)->name, (&lm_cache_f64)->name);
         if (s->pos0 != lm_state_length(s->state))
             return lm_fail(err, LM_USAGE, "sequence %u: starts at %u but its state holds %u positions", i, s->pos0,
                            lm_state_length(s->state));
