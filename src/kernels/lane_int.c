@@ -153,8 +153,12 @@ static void put(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t
 static void put_quantised(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, const float *out) {
     const float *src[LM_INT_WIDEST];
     for (uint32_t t = 0; t < n_t; t++) src[t] = out + t * PAIR;
-    const size_t block = (size_t)t0 * (p->w->rows / LM_INT_BLK) + (size_t)row / LM_INT_BLK * n_t;
-    p->k->quantise(p->lane, src, n_t, LM_INT_BLK, (uint8_t *)p->gate->xq + block * lm_int_token(p->lane));
+    const size_t blocks = p->w->rows / LM_INT_BLK, b = row / LM_INT_BLK;
+    uint8_t *tile = (uint8_t *)p->gate->xq + t0 * blocks * lm_int_token(p->lane), one[LM_INT_WIDEST * (LM_INT_FRONT + LM_INT_TAIL)];
+    p->k->quantise(p->lane, src, n_t, LM_INT_BLK, one);
+    memcpy(tile + b * n_t * LM_INT_FRONT, one, (size_t)n_t * LM_INT_FRONT);
+    if (p->lane == LM_INT_8) return;
+    memcpy(tile + blocks * n_t * LM_INT_FRONT + b * n_t * LM_INT_TAIL, one + n_t * LM_INT_FRONT, (size_t)n_t * LM_INT_TAIL);
 }
 /* out2: the gate's second product */
 static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {

@@ -17,6 +17,7 @@
 #ifndef LM_KERNELS_LANE_INT_H
 #define LM_KERNELS_LANE_INT_H
 #include "kernels/kernels.h"
+#include <math.h>
 
 typedef enum lm_int_lane {
     LM_INT_NONE,
@@ -34,12 +35,16 @@ typedef enum lm_int_lane {
 
 /* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
- *   float dx[W], float sx[W] = dx·float(Σv), int32 c[W] = −128·Σv, int32 ca[W] = the first half's part of c, then
- *   i8: v[8][W][4]; i16 and mixed: for each of 8 quads hi[W][4], lo[W][4], then float dh[W]: 256·dx, or negative where lo is not 0.
- * A kernel may leave lo out, and scale by dh. A quiet block of mixed is held as i16's: hi = v, lo = 0, Σv and c 256 times i8's, dx a 256th of
- * i8's. Powers of two change no bit. */
+ *   float dx[W], float sx[W] = dx·float(Σv), int32 c[W] = −128·Σh, int32 ca[W] = the first half's part of c, int8 h[8 quads][W][4];
+ * then, in i16 and mixed, for each block and each of its W tokens a tail: int32 −128·Σ(256·h + lo), its first half's part, int8 lo[8 quads][4].
+ * h is v in i8 and in the quiet blocks of mixed, which look like i8's and whose lo is 0; hi in i16 and in loud blocks, whose dx is negated
+ * to tell (NaN is not). So a kernel that reads no tail where dx has no sign does i8's work there; one that reads all tails takes 256·h + lo for v
+ * and lm_int_step for dx: powers of two change no bit. */
 static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_16 ? 4 : 6; }
-static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? 48 : 84; } /* bytes of a token in a block */
+#define LM_INT_FRONT 48u /* bytes of a token in a block, */
+#define LM_INT_TAIL 40u  /* and those after all fronts */
+static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? LM_INT_FRONT : LM_INT_FRONT + LM_INT_TAIL; }
+static inline float lm_int_step(float dx) { return signbit(dx) ? -dx : dx * 0x1p-8f; }
 static inline uint32_t lm_int_tiles(lm_int_lane l, uint32_t n_t) { return (n_t + lm_int_width(l) - 1) / lm_int_width(l); }
 static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) {
     return (uint32_t)((uint64_t)i * n_t / lm_int_tiles(l, n_t));

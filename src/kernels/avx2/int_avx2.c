@@ -12,14 +12,14 @@
 #define LM_DOTS_T 2
 
 /* q is widened to four rows a vector, in two halves; pairs of sums are joined at the end. */
-LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, __m256i out[LM_DOTS_T][2]) {
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, size_t step, uint32_t n, __m256i out[LM_DOTS_T][2]) {
     __m256i acc[LM_DOTS_T][4];
     LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int i = 0; i < 4; i++) acc[t][i] = _mm256_setzero_si256();
     for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
         __m256i x[LM_DOTS_T];
         LM_UNROLL for (int t = 0; t < T; t++) {
             int32_t word;
-            memcpy(&word, v + 4 * t, 4);
+            memcpy(&word, v + apart * (size_t)t, 4);
             x[t] = _mm256_cvtepi8_epi16(_mm_set1_epi32(word));
         }
         LM_UNROLL for (int i = 0; i < 4; i++) {
@@ -48,41 +48,40 @@ LM_INLINE float largest(const float *x) {
     m4 = _mm_max_epi32(m4, _mm_shuffle_epi32(m4, 0xb1));
     return _mm_cvtss_f32(_mm_castsi128_ps(m4));
 }
-/* m: largest(x); quiet: by i8's rule, held as a multiple of 256 unless the lane is i8 */
-LM_INLINE void quantise_block(lm_int_lane lane, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
-    const float top = quiet ? 127.0f : 32512.0f;
-    const bool high = quiet && lane != LM_INT_8;
-    __m256i v[4];
-    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
-    const float dx = (zero ? 0.0f : finite ? m / top : __builtin_nanf("")) * (high ? 0x1p-8f : 1.0f), s = zero || !finite ? 0.0f : top / m;
-    LM_UNROLL for (int i = 0; i < 4; i++) {
-        v[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(s)));
-        if (!finite) v[i] = _mm256_setzero_si256();
-        if (high) v[i] = _mm256_slli_epi32(v[i], 8);
-    }
-    uint8_t *q = dst + 16 * w + 4 * t;
-    if (lane == LM_INT_8)
-        put_bytes(v, q, (size_t)w * 4);
-    else {
-        __m256i hi[4], lo[4];
-        LM_UNROLL for (int i = 0; i < 4; i++) {
-            hi[i] = _mm256_srai_epi32(_mm256_add_epi32(v[i], _mm256_set1_epi32(128)), 8);
-            lo[i] = _mm256_sub_epi32(v[i], _mm256_slli_epi32(hi[i], 8));
-        }
-        put_bytes(hi, q, (size_t)w * 8);
-        put_bytes(lo, q + 4 * w, (size_t)w * 8);
-    }
-    __m256i h = _mm256_hadd_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
+/* −128 times the sum of 32 small integers, and that of the first 16 */
+LM_INLINE void corrections(const __m256i v[4], int32_t c[2]) {
+    const __m256i h = _mm256_hadd_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
     __m128i h4 = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
     h4 = _mm_hadd_epi32(h4, h4);
-    const int32_t first = _mm_cvtsi128_si32(h4), all = first + _mm_extract_epi32(h4, 1), c = -128 * all, ca = -128 * first;
-    const float sx = dx * (float)all;
-    memcpy(dst + 4 * t, &dx, 4);
+    c[1] = -128 * _mm_cvtsi128_si32(h4);
+    c[0] = c[1] - 128 * _mm_extract_epi32(h4, 1);
+}
+/* m: largest(x); quiet: by i8's rule; wide: there is a tail */
+LM_INLINE void quantise_block(bool wide, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst, uint8_t *tail) {
+    const float top = quiet ? 127.0f : 32512.0f;
+    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
+    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    __m256i hi[4], lo[4];
+    int32_t c[2], both[2];
+    LM_UNROLL for (int i = 0; i < 4; i++) {
+        const __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(s)));
+        hi[i] = !finite ? _mm256_setzero_si256() : quiet ? v : _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(128)), 8);
+        lo[i] = !finite || quiet ? _mm256_setzero_si256() : _mm256_sub_epi32(v, _mm256_slli_epi32(hi[i], 8));
+    }
+    put_bytes(hi, dst + 16 * w + 4 * t, (size_t)w * 4);
+    corrections(hi, c);
+    if (wide) {
+        put_bytes(lo, tail + LM_INT_TAIL * t + 8, 4);
+        corrections(lo, both);
+        both[0] += 256 * c[0], both[1] += 256 * c[1];
+        memcpy(tail + LM_INT_TAIL * t, both, 8);
+    }
+    const int32_t all = (quiet ? c[0] : both[0]) / -128;
+    const float sx = dx * (float)all, step = quiet || !finite ? dx : -dx;
+    memcpy(dst + 4 * t, &step, 4);
     memcpy(dst + 4 * (w + t), &sx, 4);
-    memcpy(dst + 4 * (2 * w + t), &c, 4);
-    memcpy(dst + 4 * (3 * w + t), &ca, 4);
-    const float dh = quiet ? 256 * dx : -1.0f;
-    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
+    memcpy(dst + 4 * (2 * w + t), &c[0], 4);
+    memcpy(dst + 4 * (3 * w + t), &c[1], 4);
 }
 #include "kernels/body/int_quantise.h"
 

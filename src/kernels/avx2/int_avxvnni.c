@@ -11,13 +11,13 @@
 #define LM_UNROLL _Pragma("GCC unroll 16")
 #define LM_DOTS_T 3
 
-LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, __m256i out[LM_DOTS_T][2]) {
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, size_t step, uint32_t n, __m256i out[LM_DOTS_T][2]) {
     LM_UNROLL for (int t = 0; t < T; t++) out[t][0] = out[t][1] = _mm256_setzero_si256();
     LM_UNROLL for (uint32_t j = 0; j < n; j++, q += 128, v += step) {
         const __m256i a = _mm256_loadu_si256((const __m256i *)q), b = _mm256_loadu_si256((const __m256i *)(q + 32));
         LM_UNROLL for (int t = 0; t < T; t++) {
             int32_t word;
-            memcpy(&word, v + 4 * t, 4);
+            memcpy(&word, v + apart * (size_t)t, 4);
             const __m256i x = _mm256_set1_epi32(word);
             out[t][0] = _mm256_dpbusd_avx_epi32(out[t][0], a, x);
             out[t][1] = _mm256_dpbusd_avx_epi32(out[t][1], b, x);

@@ -40,16 +40,34 @@ LM_INLINE void put_words(uint8_t *dst, __m512i v, int n) {
 #define LM_WORDS(E) \
     _mm512_setr_epi32(E(0), E(1), E(2), E(3), E(4), E(5), E(6), E(7), E(8), E(9), E(10), E(11), E(12), E(13), E(14), E(15))
 
-/* dx, sx, c, ca. sum: Σv of each token's first halves, then of the second ones; dx twice. */
-LM_INLINE void put_head(int W, __m512i sum, __m512 dx, uint8_t *dst) {
+/* dx, sx, c, ca. sum: Σh of each token's first halves, then of the second ones; dx and sx: one after the other */
+LM_INLINE void put_head(int W, __m512i sum, __m512 dx_sx, uint8_t *dst) {
     const __m512i other = _mm512_shuffle_i64x2(sum, sum, 0x4e), all = _mm512_add_epi32(sum, other);
     const __m512i c = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_mask_mov_epi32(other, 0x00ff, all)), 7);
-    const __m512 d = _mm512_mask_mul_ps(dx, 0xff00, dx, _mm512_cvtepi32_ps(all));
 #define LM_AT(o) ((o) / W % 4 * 8 + (o) % W)
 #define LM_LATER(o) LM_AT((o) + 16)
-    put_words(dst, _mm512_permutex2var_epi32(_mm512_castps_si512(d), LM_WORDS(LM_AT), c), 4 * W);
-    if (W > 4) put_words(dst + 64, _mm512_permutex2var_epi32(_mm512_castps_si512(d), LM_WORDS(LM_LATER), c), 4 * W - 16);
+    put_words(dst, _mm512_permutex2var_epi32(_mm512_castps_si512(dx_sx), LM_WORDS(LM_AT), c), 4 * W);
+    if (W > 4) put_words(dst + 64, _mm512_permutex2var_epi32(_mm512_castps_si512(dx_sx), LM_WORDS(LM_LATER), c), 4 * W - 16);
 #undef LM_LATER
+#undef LM_AT
+}
+/* The tails: sum of 256·h + lo as above; lo[h]: half h's low bytes of tokens 0…3 and 4…7. */
+LM_INLINE void put_tails(int W, __m512i sum, __m512i lo[2][2], uint8_t *dst) {
+    const __m512i other = _mm512_shuffle_i64x2(sum, sum, 0x4e);
+    const __m512i all = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(sum, other)), 7);
+    const __m512i first = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), sum), 7);
+    int32_t c[16], byte[16];
+#define LM_AT(o) ((o) / 2 + (o) % 2 * 16)
+    _mm512_storeu_si512(c, _mm512_permutex2var_epi32(all, LM_WORDS(LM_AT), first));
+#undef LM_AT
+    LM_UNROLL for (int t = 0; t < W; t++) memcpy(dst + LM_INT_TAIL * t, c + 2 * t, 8);
+#define LM_AT(o) ((o) / 4 % 2 * 16 + (o) % 4 * 4 + (o) / 8) /* two tokens, eight words each */
+    LM_UNROLL for (int t = 0; t < W; t += 2) {
+        const __m512i k = _mm512_add_epi32(LM_WORDS(LM_AT), _mm512_set1_epi32(t % 4));
+        _mm512_storeu_si512(byte, _mm512_permutex2var_epi32(lo[0][t / 4], k, lo[1][t / 4]));
+        memcpy(dst + LM_INT_TAIL * t + 8, byte, 32);
+        if (t + 1 < W) memcpy(dst + LM_INT_TAIL * (t + 1) + 8, byte + 8, 32);
+    }
 #undef LM_AT
 }
 /* Half a block's bytes: s has tokens 0…3 and 4…7. */
@@ -61,61 +79,49 @@ LM_INLINE void put_8(int W, const __m512i s[2], uint8_t *dst) {
 #undef LM_LATER
 #undef LM_AT
 }
-/* The words of a quad are W of the high bytes, then W of the low ones. */
-LM_INLINE void put_16_at(int W, int o, const __m512i hi[2], const __m512i lo[2], uint8_t *dst) {
-    if (o >= 8 * W) return;
-    int32_t at[16];
-    uint32_t low = 0;
-    LM_UNROLL for (int i = 0; i < 16; i++) {
-        const int t = (o + i) % W;
-        at[i] = t / 4 * 16 + (o + i) / (2 * W) % 4 * 4 + t % 4;
-        low |= (uint32_t)((o + i) / W & 1) << i;
-    }
-    const __m512i k = _mm512_loadu_si512(at);
-    put_words(dst + 4 * o, _mm512_mask_blend_epi32((__mmask16)low, _mm512_permutex2var_epi32(hi[0], k, hi[1]), _mm512_permutex2var_epi32(lo[0], k, lo[1])),
-              8 * W - o);
-}
-LM_INLINE void put_16(int W, const __m512i hi[2], const __m512i lo[2], uint8_t *dst) {
-    put_16_at(W, 0, hi, lo, dst);
-    put_16_at(W, 16, hi, lo, dst);
-    put_16_at(W, 32, hi, lo, dst);
-}
-
-/* One block by scales s[8], dx twice; wide: 16 bits. Tokens of `quiet` are by i8's rule, held as a multiple of 256. */
-LM_INLINE void put_block(int W, bool wide, const float *const *x, uint32_t k, const float s[8], __m512 dx, __mmask16 quiet, uint8_t *dst) {
+/* One block by scales s[8], dx twice; wide: 16 bits, but tokens of `quiet` are by i8's rule. */
+LM_INLINE void put_block(int W, bool wide, const float *const *x, uint32_t k, const float s[8], __m512 dx, __mmask16 quiet, uint8_t *dst,
+                         uint8_t *tail) {
     const __m512i one = _mm512_set1_epi8(1), zero = _mm512_setzero_si512();
-    __m512i d[2][2];
+    __m512i d[2][2], e[2][2], lo[2][2];
     LM_UNROLL for (int h = 0; h < 2; h++) {
-        __m512i v[8], w[4], a[2], b[2];
+        __m512i v[8], w[4], a[2];
         LM_UNROLL for (int t = 0; t < 8; t++) {
             v[t] = t >= W ? zero : _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x[t] + k + 16 * h), _mm512_set1_ps(s[t])));
             if (wide && t < W) v[t] = _mm512_mask_slli_epi32(v[t], (__mmask16)-(quiet >> t & 1), v[t], 8);
         }
         LM_UNROLL for (int i = 0; i < 4; i++) w[i] = _mm512_packs_epi32(v[2 * i], v[2 * i + 1]);
-        if (!wide) {
-            LM_UNROLL for (int i = 0; i < 2; i++) {
-                a[i] = quads(w[2 * i], w[2 * i + 1]);
-                d[h][i] = _mm512_dpbusd_epi32(zero, one, a[i]);
-            }
-            put_8(W, a, dst + 16 * W + 16 * W * h);
-            continue;
-        }
         LM_UNROLL for (int i = 0; i < 2; i++) {
             const __m512i half = _mm512_set1_epi16(128);
-            a[i] = quads(_mm512_srai_epi16(_mm512_add_epi16(w[2 * i], half), 8), _mm512_srai_epi16(_mm512_add_epi16(w[2 * i + 1], half), 8));
-            b[i] = quads(_mm512_srai_epi16(_mm512_slli_epi16(w[2 * i], 8), 8), _mm512_srai_epi16(_mm512_slli_epi16(w[2 * i + 1], 8), 8));
-            d[h][i] = _mm512_dpbusd_epi32(_mm512_slli_epi32(_mm512_dpbusd_epi32(zero, one, a[i]), 8), one, b[i]);
+            if (wide) {
+                a[i] = quads(_mm512_srai_epi16(_mm512_add_epi16(w[2 * i], half), 8), _mm512_srai_epi16(_mm512_add_epi16(w[2 * i + 1], half), 8));
+                lo[h][i] = quads(_mm512_srai_epi16(_mm512_slli_epi16(w[2 * i], 8), 8), _mm512_srai_epi16(_mm512_slli_epi16(w[2 * i + 1], 8), 8));
+                e[h][i] = _mm512_dpbusd_epi32(zero, one, lo[h][i]);
+            } else
+                a[i] = quads(w[2 * i], w[2 * i + 1]);
+            d[h][i] = _mm512_dpbusd_epi32(zero, one, a[i]);
         }
-        put_16(W, a, b, dst + 16 * W + 32 * W * h);
+        put_8(W, a, dst + 16 * W + 16 * W * h);
     }
-    put_head(W, sums(d[0][0], d[0][1], d[1][0], d[1][1]), dx, dst);
+    const __m512i sum = sums(d[0][0], d[0][1], d[1][0], d[1][1]);
+    __m512i v = sum;
+    __m512 step = dx;
+    if (wide) {
+        const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(sum, 8), sums(e[0][0], e[0][1], e[1][0], e[1][1]));
+        const __mmask16 loud = (__mmask16)~(quiet | quiet << 8);
+        put_tails(W, both, lo, tail);
+        v = _mm512_mask_mov_epi32(sum, loud, both);
+        step = _mm512_mask_xor_ps(dx, loud, dx, _mm512_set1_ps(-0.0f));
+    }
+    v = _mm512_add_epi32(v, _mm512_shuffle_i64x2(v, v, 0x4e));
+    put_head(W, sum, _mm512_mask_mul_ps(step, 0xff00, dx, _mm512_cvtepi32_ps(v)), dst);
 }
 /* Blocks [0, K/32) by i8's rule where top is 127 and i16's where it is 32512; false where an element is not finite. */
 LM_INLINE bool plain(int W, bool wide, const float *const *x, uint32_t K, uint8_t *dst) {
     const __m512 top = _mm512_set1_ps(wide ? 32512.0f : 127.0f);
-    const size_t step = (size_t)W * (wide ? 84 : 48);
+    uint8_t *tail = dst + (size_t)(K / LM_INT_BLK) * W * LM_INT_FRONT;
     __mmask16 bad = 0;
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += step) {
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += W * LM_INT_FRONT, tail += W * LM_INT_TAIL) {
         const __m512i bits = largest(W, x, k);
         const __m512 m = _mm512_castsi512_ps(bits);
         bad |= _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
@@ -123,38 +129,34 @@ LM_INLINE bool plain(int W, bool wide, const float *const *x, uint32_t K, uint8_
         const __m512 q = _mm512_maskz_div_ps(some, _mm512_mask_mov_ps(top, 0xff00, m), _mm512_mask_mov_ps(m, 0xff00, top));
         float s[8];
         _mm256_storeu_ps(s, _mm512_castps512_ps256(q));
-        put_block(W, wide, x, k, s, _mm512_shuffle_f32x4(q, q, 0xee), 0, dst);
-        if (wide) _mm256_mask_storeu_ps(dst + 80 * W, (__mmask8)first_n(W), _mm256_set1_ps(-1.0f));
+        put_block(W, wide, x, k, s, _mm512_shuffle_f32x4(q, q, 0xee), 0, dst, tail);
     }
     return !bad;
 }
 /* Loud blocks are known when all maxima are: these wait where dx will stand. */
 LM_INLINE bool mixed(int W, const float *const *x, uint32_t K, uint8_t *dst) {
     const __m512 low = _mm512_set1_ps(127.0f), high = _mm512_set1_ps(32512.0f), n = _mm512_set1_ps((float)(K / LM_INT_BLK));
-    const size_t step = (size_t)W * 84;
     const __mmask16 tokens = first_n(W);
     __m512 sum = _mm512_setzero_ps();
     __mmask16 bad = 0;
-    uint8_t *at = dst;
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, at += step) {
+    uint8_t *at = dst, *tail = dst + (size_t)(K / LM_INT_BLK) * W * LM_INT_FRONT;
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, at += W * LM_INT_FRONT) {
         const __m512i bits = largest(W, x, k);
         bad |= _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
         sum = _mm512_fmadd_ps(_mm512_castsi512_ps(bits), _mm512_castsi512_ps(bits), sum);
         _mm512_mask_storeu_epi32(at, tokens, bits);
     }
     const __m512 limit = _mm512_mul_ps(_mm512_set1_ps(LM_INT_LOUD), sum);
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += step) {
+    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += W * LM_INT_FRONT, tail += W * LM_INT_TAIL) {
         __m512 m = _mm512_maskz_loadu_ps(tokens, dst);
         m = _mm512_shuffle_f32x4(m, m, 0x44);
         const __mmask16 quiet = (__mmask16)~_mm512_cmp_ps_mask(_mm512_mul_ps(_mm512_mul_ps(m, m), n), limit, _CMP_GT_OQ);
         const __mmask16 some = _mm512_cmp_ps_mask(m, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
         const __m512 top = _mm512_mask_mov_ps(high, quiet, low);
         const __m512 q = _mm512_maskz_div_ps(some, _mm512_mask_mov_ps(top, 0xff00, m), _mm512_mask_mov_ps(m, 0xff00, top));
-        const __m512 whole = _mm512_shuffle_f32x4(q, q, 0xee), dx = _mm512_mask_mul_ps(whole, quiet, whole, _mm512_set1_ps(0x1p-8f));
         float s[8];
         _mm256_storeu_ps(s, _mm512_castps512_ps256(q));
-        put_block(W, true, x, k, s, dx, quiet, dst);
-        _mm512_mask_storeu_ps(dst + 80 * W, tokens, _mm512_mask_mul_ps(_mm512_set1_ps(-1.0f), quiet, dx, _mm512_set1_ps(256.0f)));
+        put_block(W, true, x, k, s, _mm512_shuffle_f32x4(q, q, 0xee), quiet, dst, tail);
     }
     return !bad;
 }

@@ -89,18 +89,18 @@ LM_INLINE int32_t word_at(const uint8_t *p, uint32_t i) {
 }
 LM_INLINE float float_at(const uint8_t *p, uint32_t i) { return lm_f32_from_bits((uint32_t)word_at(p, i)); }
 
-/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile. Each line is decoded once for all tokens and both bytes of i16.
+/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile, tail that of its tails. Each line is decoded once for all tokens and both bytes of i16.
  */
 LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[6],
-                         const uint8_t *x, vf f[6]) {
+                         const uint8_t *x, const uint8_t *tail, vf f[6]) {
     const uint8_t *v = x + 16 * T;
     vi lo[6], hi[6];
     LM_UNROLL for (int t = 0; t < T; t++) lo[t] = i_set(c[t]), hi[t] = i_set(0);
     LM_UNROLL for (uint32_t j = j0; j < j1; j++) {
         const vi u = quad(p, j);
         LM_UNROLL for (int t = 0; t < T; t++) {
-            if (P == 2) hi[t] = i_dp(hi[t], u, word_at(v, 2 * j * (uint32_t)T + (uint32_t)t));
-            lo[t] = i_dp(lo[t], u, word_at(v, ((uint32_t)P * j + (uint32_t)P - 1) * (uint32_t)T + (uint32_t)t));
+            if (P == 2) hi[t] = i_dp(hi[t], u, word_at(v, j * (uint32_t)T + (uint32_t)t));
+            lo[t] = i_dp(lo[t], u, P == 2 ? word_at(tail + LM_INT_TAIL * t, 2 + j) : word_at(v, j * (uint32_t)T + (uint32_t)t));
         }
     }
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
@@ -108,7 +108,8 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
 /* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
                           int T, int P, const uint8_t *strip, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
-    const size_t step = (size_t)T * (P == 1 ? 48 : 84);
+    const size_t step = (size_t)T * LM_INT_FRONT;
+    const uint8_t *tails = x + g->bound[g->n] * step;
     vf waiting[LM_INT_WAITING][6], acc[6];
     LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_set(0.0f);
     for (uint32_t s = 0, n = 0;;) {
@@ -116,24 +117,28 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
             const lm_int_place p = place(strip, b);
             /* one token by Q8_0: lines in order, little work between them; the hardware foresees them better than it can be told */
             if (T > 1 || quad != quad_q8) ask_ahead(strip, b, bytes);
-            const uint8_t *xb = x + b * step;
+            const uint8_t *xb = x + b * step, *tail = tails + (size_t)b * LM_INT_TAIL * (size_t)T;
             int32_t c[2][6];
             vf f[6];
             LM_UNROLL for (uint32_t t = 0; t < (uint32_t)T; t++) {
-                const int32_t all = word_at(xb, 2 * (uint32_t)T + t) / 128 * off;
-                c[0][t] = H == 1 ? all : word_at(xb, 3 * (uint32_t)T + t) / 128 * off;
+                const uint8_t *sums = P == 2 ? tail + LM_INT_TAIL * t : xb + 4 * (2 * (uint32_t)T + t);
+                const int32_t all = word_at(sums, 0) / 128 * off;
+                c[0][t] = H == 1 ? all : word_at(sums, P == 2 ? 1 : (uint32_t)T) / 128 * off;
                 c[1][t] = all - c[0][t];
             }
-            gemv_ints(quad, &p, T, P, 0, H == 1 ? 8 : 4, c[0], xb, f);
+            gemv_ints(quad, &p, T, P, 0, H == 1 ? 8 : 4, c[0], xb, tail, f);
             const vf d = scale(&p, b, 0);
             LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_mul(f[t], d);
             if (H == 2) {
                 vf h[6];
-                gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, h);
+                gemv_ints(quad, &p, T, P, 4, 8, c[1], xb, tail, h);
                 const vf e = scale(&p, b, 1);
                 LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_fma(h[t], e, f[t]);
             }
-            LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(f[t], v_set(float_at(xb, (uint32_t)t)), acc[t]);
+            LM_UNROLL for (int t = 0; t < T; t++) {
+                const float dx = float_at(xb, (uint32_t)t);
+                acc[t] = v_fma(f[t], v_set(P == 2 ? lm_int_step(dx) : dx), acc[t]);
+            }
             if (!min) continue;
             const vf m = min(&p, b, 0);
             LM_UNROLL for (int t = 0; t < T; t++) acc[t] = v_fma(m, v_set(float_at(xb, (uint32_t)(T + t))), acc[t]);

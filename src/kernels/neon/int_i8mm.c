@@ -16,7 +16,8 @@ LM_INLINE void rows_4(const uint8_t *q, int8x16_t w[2]) {
     w[1] = vreinterpretq_s8_s32(vzip2q_s32(a, b));
 }
 /* The same of two tokens, or of one twice */
-LM_INLINE int8x16_t tokens_2(const uint8_t *v, size_t step, bool one) {
+LM_INLINE int8x16_t tokens_2(const uint8_t *v, size_t apart, size_t step, bool one) {
+    if (step == 4) return vreinterpretq_s8_u8(vcombine_u8(vld1_u8(v), vld1_u8(one ? v : v + apart)));
     uint32_t word[2];
     uint32x2_t a, b;
     if (one) {
@@ -28,7 +29,7 @@ LM_INLINE int8x16_t tokens_2(const uint8_t *v, size_t step, bool one) {
     return vreinterpretq_s8_u32(vcombine_u32(vzip1_u32(a, b), vzip2_u32(a, b)));
 }
 /* Eight rows at a time: their sums, four vectors to a pair of tokens, stay in registers if the loop stays one. */
-LM_INLINE void eight_rows(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, int32x4_t out[LM_DOTS_T][2]) {
+LM_INLINE void eight_rows(int T, const uint8_t *q, const uint8_t *v, size_t apart, size_t step, uint32_t n, int32x4_t out[LM_DOTS_T][2]) {
     const int pairs = (T + 1) / 2;
     int32x4_t acc[LM_DOTS_T / 2][4];
     LM_UNROLL for (int p = 0; p < pairs; p++) LM_UNROLL for (int r = 0; r < 4; r++) acc[p][r] = vdupq_n_s32(0);
@@ -38,7 +39,7 @@ LM_INLINE void eight_rows(int T, const uint8_t *q, const uint8_t *v, size_t step
         rows_4(q, w);
         rows_4(q + 16, w + 2);
         LM_UNROLL for (int p = 0; p < pairs; p++) {
-            const int8x16_t x = tokens_2(v + 8 * p, step, T - 2 * p == 1);
+            const int8x16_t x = tokens_2(v + 2 * apart * (size_t)p, apart, step, T - 2 * p == 1);
             LM_UNROLL for (int r = 0; r < 4; r++) acc[p][r] = vmmlaq_s32(acc[p][r], w[r], x);
         }
     }
@@ -47,10 +48,10 @@ LM_INLINE void eight_rows(int T, const uint8_t *q, const uint8_t *v, size_t step
         out[t][i] = t % 2 ? vuzp2q_s32(a, b) : vuzp1q_s32(a, b);
     }
 }
-LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, vi *out) {
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, size_t step, uint32_t n, vi *out) {
     int32x4_t half[2][LM_DOTS_T][2];
-    eight_rows(T, q, v, step, n, half[0]);
-    eight_rows(T, q + 32, v, step, n, half[1]);
+    eight_rows(T, q, v, apart, step, n, half[0]);
+    eight_rows(T, q + 32, v, apart, step, n, half[1]);
     LM_UNROLL for (int t = 0; t < T; t++) out[t] = (vi){half[0][t][0], half[0][t][1], half[1][t][0], half[1][t][1]};
 }
 #include "kernels/neon/int_tile.h"

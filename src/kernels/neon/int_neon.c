@@ -9,7 +9,7 @@
 #define LM_DOTS_T 2
 
 /* Two rows a product; each row's four come out as two sums, joined at the end. */
-LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint32_t n, vi *out) {
+LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, size_t step, uint32_t n, vi *out) {
     int32x4_t acc[LM_DOTS_T][8];
     LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int i = 0; i < 8; i++) acc[t][i] = vdupq_n_s32(0);
     __asm__("" : "+r"(n)); /* else the compiler unrolls the loop and spills it all */
@@ -17,7 +17,7 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t step, uint
         int8x16_t x[LM_DOTS_T];
         LM_UNROLL for (int t = 0; t < T; t++) {
             uint32_t word;
-            memcpy(&word, v + 4 * t, 4);
+            memcpy(&word, v + apart * (size_t)t, 4);
             x[t] = vreinterpretq_s8_u32(vdupq_n_u32(word));
         }
         LM_UNROLL for (int i = 0; i < 4; i++) {
@@ -61,33 +61,38 @@ LM_INLINE float largest(const float *x) {
     memcpy(&m, &bits, sizeof m);
     return m;
 }
-/* m: largest(x); quiet: by i8's rule, held as a multiple of 256 unless the lane is i8 */
-LM_INLINE void quantise_block(lm_int_lane lane, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+/* −128 times the sum of 32 small integers, and that of the first 16 */
+LM_INLINE void corrections(const int16x8_t v[4], int32_t c[2]) {
+    c[1] = -128 * (vaddlvq_s16(v[0]) + vaddlvq_s16(v[1]));
+    c[0] = c[1] - 128 * (vaddlvq_s16(v[2]) + vaddlvq_s16(v[3]));
+}
+/* m: largest(x); quiet: by i8's rule; wide: there is a tail */
+LM_INLINE void quantise_block(bool wide, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst, uint8_t *tail) {
     const float top = quiet ? 127.0f : 32512.0f;
-    const bool high = quiet && lane != LM_INT_8, finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
-    const float dx = (zero ? 0.0f : finite ? m / top : __builtin_nanf("")) * (high ? 0x1p-8f : 1.0f), s = zero || !finite ? 0.0f : top / m;
-    int16x8_t v[4];
+    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
+    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
+    int16x8_t hi[4], lo[4];
+    int32_t c[2], both[2];
     LM_UNROLL for (int i = 0; i < 4; i++) {
         const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i), s)), b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i + 4), s));
-        v[i] = finite ? vmovn_high_s32(vmovn_s32(a), b) : vdupq_n_s16(0);
-        if (high) v[i] = vshlq_n_s16(v[i], 8); /* at most 127·256 */
+        const int16x8_t v = finite ? vmovn_high_s32(vmovn_s32(a), b) : vdupq_n_s16(0);
+        hi[i] = quiet ? v : vrshrq_n_s16(v, 8); /* (v + 128) >> 8, the sum not cut to 16 bits */
+        lo[i] = quiet ? vdupq_n_s16(0) : vsubq_s16(v, vshlq_n_s16(hi[i], 8));
     }
-    uint8_t *q = dst + 16 * w + 4 * t;
-    if (lane == LM_INT_8) put_bytes(v, q, (size_t)w * 4);
-    else {
-        int16x8_t hi[4];
-        LM_UNROLL for (int i = 0; i < 4; i++) hi[i] = vrshrq_n_s16(v[i], 8); /* (v + 128) >> 8, the sum not cut to 16 bits */
-        put_bytes(hi, q, (size_t)w * 8);
-        put_bytes(v, q + 4 * w, (size_t)w * 8); /* v − 256·hi is v's low byte */
+    put_bytes(hi, dst + 16 * w + 4 * t, (size_t)w * 4);
+    corrections(hi, c);
+    if (wide) {
+        put_bytes(lo, tail + LM_INT_TAIL * t + 8, 4);
+        corrections(lo, both);
+        both[0] += 256 * c[0], both[1] += 256 * c[1];
+        memcpy(tail + LM_INT_TAIL * t, both, 8);
     }
-    const int32_t first = vaddlvq_s16(v[0]) + vaddlvq_s16(v[1]), all = first + vaddlvq_s16(v[2]) + vaddlvq_s16(v[3]), c = -128 * all, ca = -128 * first;
-    const float sx = dx * (float)all;
-    memcpy(dst + 4 * t, &dx, 4);
+    const int32_t all = (quiet ? c[0] : both[0]) / -128;
+    const float sx = dx * (float)all, step = quiet || !finite ? dx : -dx;
+    memcpy(dst + 4 * t, &step, 4);
     memcpy(dst + 4 * (w + t), &sx, 4);
-    memcpy(dst + 4 * (2 * w + t), &c, 4);
-    memcpy(dst + 4 * (3 * w + t), &ca, 4);
-    const float dh = quiet ? 256 * dx : -1.0f;
-    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
+    memcpy(dst + 4 * (2 * w + t), &c[0], 4);
+    memcpy(dst + 4 * (3 * w + t), &c[1], 4);
 }
 #include "kernels/body/int_quantise.h"
 

@@ -16,95 +16,83 @@ static float largest(const float *x) {
     }
     return lm_f32_from_bits(most);
 }
-/* quiet: by i8's rule; held as a multiple of 256 unless the lane is i8 */
-static void quantise_block(lm_int_lane lane, bool quiet, const float *x, uint32_t w, uint32_t t, uint8_t *dst) {
+/* quiet: by i8's rule. tail: NULL in i8 */
+static void quantise_block(bool quiet, const float *x, uint32_t w, uint32_t t, uint8_t *dst, uint8_t *tail) {
     const uint32_t top = quiet ? 127 : 32512;
-    const int32_t unit = quiet && lane != LM_INT_8 ? 256 : 1;
     const float m = largest(x);
     const bool finite = m < INFINITY, zero = finite && m < 0x1p-100f;
-    const float dx = (zero ? 0.0f : finite ? m / (float)top : NAN) / (float)unit, s = zero || !finite ? 0.0f : (float)top / m;
-    int32_t sum[2] = {0, 0};
-    int8_t *q = (int8_t *)dst + 16 * w;
+    const float dx = zero ? 0.0f : finite ? m / (float)top : NAN, s = zero || !finite ? 0.0f : (float)top / m;
+    int32_t sum = 0, high[2] = {0, 0}, both[2] = {0, 0};
     for (uint32_t i = 0; i < LM_INT_BLK; i++) {
-        const int32_t v = finite ? (int32_t)lrintf(x[i] * s) * unit : 0;
-        sum[i / 16] += v;
-        const uint32_t quad = i / 4, in = t * 4 + i % 4;
-        if (lane == LM_INT_8)
-            q[quad * w * 4 + in] = (int8_t)v;
-        else {
-            const int32_t hi = (v + 128) >> 8;
-            q[(2 * quad) * w * 4 + in] = (int8_t)hi;
-            q[(2 * quad + 1) * w * 4 + in] = (int8_t)(v - 256 * hi);
-        }
+        const int32_t v = finite ? (int32_t)lrintf(x[i] * s) : 0, h = quiet ? v : (v + 128) >> 8, lo = quiet ? 0 : v - 256 * h;
+        sum += v, high[i / 16] += h, both[i / 16] += 256 * h + lo;
+        ((int8_t *)dst)[16 * w + (i / 4 * w + t) * 4 + i % 4] = (int8_t)h;
+        if (tail) ((int8_t *)tail)[LM_INT_TAIL * t + 8 + i] = (int8_t)lo;
     }
-    const float sx = dx * (float)(sum[0] + sum[1]);
-    const int32_t c = -128 * (sum[0] + sum[1]), ca = -128 * sum[0];
-    memcpy(dst + 4 * t, &dx, 4);
+    const float sx = dx * (float)sum, step = quiet || !finite ? dx : -dx;
+    const int32_t c[4] = {-128 * (high[0] + high[1]), -128 * high[0], -128 * (both[0] + both[1]), -128 * both[0]};
+    memcpy(dst + 4 * t, &step, 4);
     memcpy(dst + 4 * (w + t), &sx, 4);
-    memcpy(dst + 4 * (2 * w + t), &c, 4);
-    memcpy(dst + 4 * (3 * w + t), &ca, 4);
-    const float dh = quiet ? 256 * dx : -1.0f;
-    if (lane != LM_INT_8) memcpy(dst + 80 * w + 4 * t, &dh, 4);
+    memcpy(dst + 4 * (2 * w + t), &c[0], 4);
+    memcpy(dst + 4 * (3 * w + t), &c[1], 4);
+    if (tail) memcpy(tail + LM_INT_TAIL * t, &c[2], 8);
 }
 static void quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+    const uint32_t n = K / LM_INT_BLK;
+    uint8_t *tails = dst + (size_t)n * w * LM_INT_FRONT;
     for (uint32_t t = 0; t < w; t++) {
-        uint8_t *to = dst;
         float sum = 0;
         for (uint32_t k = 0; lane == LM_INT_MIXED && k < K; k += LM_INT_BLK) sum = fmaf(largest(x[t] + k), largest(x[t] + k), sum);
-        for (uint32_t k = 0; k < K; k += LM_INT_BLK, to += (size_t)w * lm_int_token(lane)) {
-            const bool quiet = lane == LM_INT_8 || (lane == LM_INT_MIXED && !lm_int_loud(largest(x[t] + k), sum, K / LM_INT_BLK));
-            quantise_block(lane, quiet, x[t] + k, w, t, to);
+        for (uint32_t b = 0; b < n; b++) {
+            const float *xb = x[t] + (size_t)b * LM_INT_BLK;
+            const bool quiet = lane == LM_INT_8 || (lane == LM_INT_MIXED && !lm_int_loud(largest(xb), sum, n));
+            quantise_block(quiet, xb, w, t, dst + (size_t)b * w * LM_INT_FRONT, lane == LM_INT_8 ? NULL : tails + (size_t)b * w * LM_INT_TAIL);
         }
     }
 }
 
-/* The exact integer of a row and a token over quads [j0, j1) of a block. */
-static int32_t dot(lm_int_lane lane, const uint8_t *q, const int8_t *v, uint32_t w, uint32_t t, uint32_t j0, uint32_t j1) {
-    int32_t sum = 0;
-    for (uint32_t j = j0; j < j1; j++)
-        for (uint32_t i = 0; i < 4; i++) {
-            const int32_t a = q[j * 128 + i] - 128;
-            if (lane == LM_INT_8)
-                sum += a * v[(j * w + t) * 4 + i];
-            else
-                sum += a * (256 * v[(2 * j * w + t) * 4 + i] + v[((2 * j + 1) * w + t) * 4 + i]);
-        }
-    return sum;
-}
 static float word_f(const uint8_t *p) {
     float f;
     memcpy(&f, p, 4);
     return f;
 }
-static int32_t word_i(const uint8_t *p) {
-    int32_t v;
-    memcpy(&v, p, 4);
-    return v;
+/* Token t's element i of a block, 256 times in quiet blocks of mixed; tail: NULL in i8 */
+static int32_t value(const uint8_t *x, const uint8_t *tail, uint32_t w, uint32_t t, uint32_t i) {
+    const int32_t h = ((const int8_t *)x)[16 * w + (i / 4 * w + t) * 4 + i % 4];
+    return tail ? 256 * h + ((const int8_t *)tail)[LM_INT_TAIL * t + 8 + i] : h;
 }
-static float add_block(lm_int_lane lane, const lm_int_plane *w, uint32_t b, uint32_t r, const uint8_t *x, uint32_t n, uint32_t t,
-                       float acc) {
+/* The exact integer of a row and a token over elements [i0, i1) of a block. */
+static int32_t dot(const uint8_t *q, const uint8_t *x, const uint8_t *tail, uint32_t w, uint32_t t, uint32_t i0, uint32_t i1) {
+    int32_t sum = 0;
+    for (uint32_t i = i0; i < i1; i++) sum += (q[i / 4 * 128 + i % 4] - 128) * value(x, tail, w, t, i);
+    return sum;
+}
+static float add_block(const lm_int_plane *w, uint32_t b, uint32_t r, const uint8_t *x, const uint8_t *tail, uint32_t n, uint32_t t, float acc) {
     const uint8_t *q = w->q + (size_t)b * 1024 + 4 * r; /* row r of 32: strip r/16 is 64 bytes on */
-    const int8_t *v = (const int8_t *)x + 16 * n;
-    const float dx = word_f(x + 4 * t), *d = w->scale + (size_t)b * w->halves * 32 + r, *m = w->min + (size_t)b * w->halves * 32 + r;
+    const float dx = tail ? lm_int_step(word_f(x + 4 * t)) : word_f(x + 4 * t);
+    const float *d = w->scale + (size_t)b * w->halves * 32 + r, *m = w->min + (size_t)b * w->halves * 32 + r;
     if (w->halves == 1) {
-        acc = fmaf((float)dot(lane, q, v, n, t, 0, 8) * d[0], dx, acc);
+        acc = fmaf((float)dot(q, x, tail, n, t, 0, 32) * d[0], dx, acc);
         return w->has_min ? fmaf(m[0], word_f(x + 4 * (n + t)), acc) : acc;
     }
-    const float a = (float)dot(lane, q, v, n, t, 0, 4), c = (float)dot(lane, q, v, n, t, 4, 8);
+    const float a = (float)dot(q, x, tail, n, t, 0, 16), c = (float)dot(q, x, tail, n, t, 16, 32);
     acc = fmaf(fmaf(c, d[32], a * d[0]), dx, acc);
     if (!w->has_min) return acc;
-    const int32_t sum = word_i(x + 4 * (2 * n + t)) / -128, first = word_i(x + 4 * (3 * n + t)) / -128;
-    acc = fmaf(m[0], dx * (float)first, acc);
-    return fmaf(m[32], dx * (float)(sum - first), acc);
+    int32_t sum[2] = {0, 0};
+    for (uint32_t i = 0; i < LM_INT_BLK; i++) sum[i / 16] += value(x, tail, n, t, i);
+    acc = fmaf(m[0], dx * (float)sum[0], acc);
+    return fmaf(m[32], dx * (float)sum[1], acc);
 }
 static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld) {
-    const size_t step = (size_t)n_t * lm_int_token(lane);
+    const size_t step = (size_t)n_t * LM_INT_FRONT, tail = (size_t)n_t * LM_INT_TAIL;
+    const uint8_t *tails = x + g->bound[g->n] * step;
     for (uint32_t t = 0; t < n_t; t++)
         for (uint32_t r = 0; r < 32; r++) {
             float waiting[LM_INT_WAITING], acc = 0;
             for (uint32_t s = 0, n = 0; s < g->n; s++) {
                 acc = 0;
-                for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) acc = add_block(lane, w, b, r, x + b * step, n_t, t, acc);
+                for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) 
+                    acc = add_block(w, b, r, x + b * step, lane == LM_INT_8 ? NULL : tails + b * tail, n_t, t, acc);
                 for (uint32_t j = g->joins[s]; j > 0; j--) acc = waiting[--n] + acc;
                 if (s + 1 < g->n) waiting[n++] = acc;
             }
