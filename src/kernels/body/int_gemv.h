@@ -105,6 +105,8 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
     }
     LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
 }
+/* −off·Σv from −128·Σv */
+LM_INLINE int32_t times_off(int32_t sum, int off) { return off == 128 ? sum : off == 0 ? 0 : sum / 128 * off; }
 /* off: −off·Σv is what the unsigned quads need taken off; min NULL: the type has none. H scales and `bytes` bytes a block. */
 LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn scale, int_scale_fn min, int off, uint32_t H, uint32_t bytes,
                           int T, int P, const uint8_t *strip, const uint8_t *x, const lm_int_segments *g, float *out, size_t ld) {
@@ -116,14 +118,14 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
             /* one token by Q8_0: lines in order, little work between them; the hardware foresees them better than it can be told */
-            if (T > 1 || quad != quad_q8) ask_ahead(strip, b, bytes);
+            if (T > 1 || P > 1 || quad != quad_q8) ask_ahead(strip, b, bytes);
             const uint8_t *xb = x + b * step, *tail = tails + (size_t)b * LM_INT_TAIL * (size_t)T;
             int32_t c[2][6];
             vf f[6];
             LM_UNROLL for (uint32_t t = 0; t < (uint32_t)T; t++) {
                 const uint8_t *sums = P == 2 ? tail + LM_INT_TAIL * t : xb + 4 * (2 * (uint32_t)T + t);
-                const int32_t all = word_at(sums, 0) / 128 * off;
-                c[0][t] = H == 1 ? all : word_at(sums, P == 2 ? 1 : (uint32_t)T) / 128 * off;
+                const int32_t all = times_off(word_at(sums, 0), off);
+                c[0][t] = H == 1 ? all : times_off(word_at(sums, P == 2 ? 1 : (uint32_t)T), off);
                 c[1][t] = all - c[0][t];
             }
             gemv_ints(quad, &p, T, P, 0, H == 1 ? 8 : 4, c[0], xb, tail, f);
