@@ -116,11 +116,12 @@ static lm_val ffn(lm_val x, const char *up, const char *down, lm_act act) {
     return proj(down, lm_op_gated(&g, "gated", proj(up, x, FFN), proj(up, x, FFN), act, 0, 0), HID);
 }
 /* Neither product split, the gate first: the cpu takes the two and what joins them in one job. */
-static lm_val gated_ffn(lm_val x, const char *up, const char *down, lm_act act) {
+static lm_val gated(lm_val x, const char *up, lm_act act) {
     const uint32_t width = lm_width(&g, x);
     const lm_val gate = lm_op_linear(&g, "gate", x, weight(up, 1, FFN, width), act == LM_ACT_GELU ? vec(FFN, 0.1) : LM_NONE, false);
-    return proj(down, lm_op_gated(&g, "gated", gate, lm_op_linear(&g, "up", x, weight(up, 1, FFN, width), vec(FFN, 0.1), false), act, 0, 0), HID);
+    return lm_op_gated(&g, "gated", gate, lm_op_linear(&g, "up", x, weight(up, 1, FFN, width), vec(FFN, 0.1), false), act, 0, 0);
 }
+static lm_val gated_ffn(lm_val x, const char *up, const char *down, lm_act act) { return proj(down, gated(x, up, act), HID); }
 /* gemma3n's oddities and the plain element-wise ops */
 static lm_val odds(lm_val x) {
     lm_op m = lm_op_blank(), s = lm_op_blank(), z = lm_op_blank(), r = lm_op_blank();
@@ -160,6 +161,7 @@ static lm_program *model(void) {
     x = lm_op_add(&g, "x", x, gated_ffn(norm(x), "Q8_0", "Q5_K", LM_ACT_GELU));
     x = lm_op_add(&g, "x", x, gated_ffn(norm(x), "Q4_0", "F16", LM_ACT_GELU_TANH));
     x = lm_op_add(&g, "x", x, gated_ffn(gated_ffn(norm(x), "Q4_0", "Q6_K", LM_ACT_SILU), "Q8_0", "Q4_1", LM_ACT_SILU));
+    x = lm_op_add(&g, "x", x, proj("Q5_0", gated(gated(norm(x), "Q8_0", LM_ACT_SILU), "Q4_K", LM_ACT_SILU), HID)); /* one right after the other */
     x = lm_op_add(&g, "x", x, odds(norm(x)));
     g.p->norm = norm(x);
     g.p->head_first = g.p->n_ops;

@@ -26,11 +26,10 @@ static bool is_gate(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
     return gate->a == up->a && join->a == gate->out && join->b == up->out && gate->out != up->out && p->value[gate->out].last == i + 2 &&
            p->value[up->out].last == i + 2;
 }
-/* What a gate feeds stands in its own value's place, which may be that of the gate's input: not a second time in a row. */
+/* What a gate feeds stands in its own value's place. That is the next product's input, and a gate's result may be put where its input stood: it is
+ * read to the end there, so it is not fed. */
 static bool feeds(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
-    const uint32_t from = p->value[p->op[i].a].first;
-    const bool fed = from >= 2 && ops[from - 2].feeds;
-    return ops[i].gates && ops[i + 2].packs && ops[i + 2].local && ops[i + 3].lane == ops[i].lane && ops[i].lane != LM_INT_MIXED && !fed;
+    return ops[i].gates && ops[i + 2].packs && ops[i + 2].local && ops[i + 3].lane == ops[i].lane && ops[i].lane != LM_INT_MIXED && !is_gate(p, ops, i + 3);
 }
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops) {
     for (uint32_t i = 0; i < p->n_ops; i++) {
