@@ -24,7 +24,7 @@ static lm_val conv1d(lm_b *b, const char *role, lm_val x, uint64_t rows, bool sp
 
 static void params(lm_b *b) {
     lm_hparams *h = &b->hp;
-    if (!h->ffn) h->ffn = 4 * h->hidden;
+    if (!h->ffn) h->ffn = lm_cfg_u32(b, "n_inner", "feed_forward_length", 4 * (int64_t)h->hidden, 1, 1 << 20);
     bool scaled = lm_cfg_bool(b, "scale_attn_weights", NULL, true),
          by_layer = lm_cfg_bool(b, "scale_attn_by_inverse_layer_idx", NULL, false);
     lm_cfg_expect_bool(b, "add_cross_attention", NULL, false);

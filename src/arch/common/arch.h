@@ -143,7 +143,7 @@ bool lm_cfg_bools(lm_b *b, const char *hf, const char *gguf, bool *out, uint32_t
 bool lm_cfg_str_at(lm_b *b, const char *hf, const char *gguf, uint32_t i, const char **out); /* word i of a list; false: absent, or failed */
 /* Refuses a null of one of these keys, unless transformers takes it (lm_arch.nullable): what a read of one value does itself. */
 void lm_cfg_not_null(lm_b *b, const char *hf);
-/* The key as this model's file spells it (the first spelling), for messages; lives as long as the program. */
+/* The key as this model's file spells it (the first spelling where it has none), for messages; lives as long as the program. */
 const char *lm_cfg_name(lm_b *b, const char *hf, const char *gguf);
 void lm_cfg_ignore(lm_b *b, const char *hf, const char *gguf); /* reads and drops a key that is known not to matter here */
 /* Refuses unless the key is absent or holds that value. */

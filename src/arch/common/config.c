@@ -20,15 +20,23 @@ static const lm_value *take(lm_b *b, const char *key) {
     return v->kind == LM_V_NULL ? NULL : v;
 }
 
-/* The name under which the key was looked up, for messages: the first spelling. */
+/* One spelling as the file's keys have it */
+static void whole_key(const lm_b *b, const char *one, char *key, size_t n) {
+    if (!b->gguf) snprintf(key, n, "%s%s", b->prefix, one);
+    else if (one[0] == '=') snprintf(key, n, "%s", one + 1);
+    else snprintf(key, n, "%s.%s", b->arch->gguf, one);
+}
+/* The name under which the key was looked up, for messages: the spelling that the file has, or the first. */
 static void shown_name(lm_b *b, const char *hf, const char *gguf, char *buf, size_t n) {
-    char first[120];
-    const char *list = b->gguf ? gguf : hf;
-    next_spelling(list ? list : "?", first, sizeof first);
-    if (b->gguf)
-        snprintf(buf, n, "%s%s%s", first[0] == '=' ? "" : b->arch->gguf, first[0] == '=' ? "" : ".", first + (first[0] == '='));
-    else
-        snprintf(buf, n, "%s%s", b->prefix, first);
+    const char *const all = b->gguf ? gguf : hf;
+    char one[120];
+    for (const char *list = all; list;) {
+        list = next_spelling(list, one, sizeof one);
+        whole_key(b, one, buf, n);
+        if (lm_meta_get(&b->src->meta, buf)) return;
+    }
+    next_spelling(all ? all : "?", one, sizeof one);
+    whole_key(b, one, buf, n);
 }
 
 const char *lm_cfg_name(lm_b *b, const char *hf, const char *gguf) {
@@ -50,14 +58,7 @@ const lm_value *lm_cfg_raw(lm_b *b, const char *hf, const char *gguf) {
     }
     while (list) {
         list = next_spelling(list, one, sizeof one);
-        if (b->gguf) {
-            if (one[0] == '=')
-                snprintf(key, sizeof key, "%s", one + 1);
-            else
-                snprintf(key, sizeof key, "%s.%s", b->arch->gguf, one);
-        } else {
-            snprintf(key, sizeof key, "%s%s", b->prefix, one);
-        }
+        whole_key(b, one, key, sizeof key);
         const lm_value *v = take(b, key);
         if (!v && !b->gguf && b->prefix[0]) v = take(b, one); /* a multimodal config says some things at the top only */
         if (v && !found) {

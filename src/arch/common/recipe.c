@@ -31,7 +31,7 @@ void lm_common_params(lm_b *b) {
     h->kv_heads = kv[0];
     bool own_dim = lm_cfg_has(b, "head_dim", "attention.key_length");
     if (!own_dim && h->hidden % h->heads)
-        lm_graph_fail(&b->g, LM_FORMAT, lm_cfg_name(b, "num_attention_heads", "attention.head_count"),
+        lm_graph_fail(&b->g, LM_FORMAT, lm_cfg_name(b, "num_attention_heads|n_head", "attention.head_count"),
                       "%u heads don't divide the hidden size %u", h->heads, h->hidden);
     h->head_dim = lm_cfg_u32(b, "head_dim", "attention.key_length", h->hidden / h->heads, 1, MAX_WIDTH);
     uint32_t dv = lm_cfg_u32(b, NULL, "attention.value_length", h->head_dim, 1, MAX_WIDTH);
