@@ -39,7 +39,7 @@ typedef enum lm_int_lane {
  * then, in i16 and mixed, for each block and each of its W tokens a tail: int32 −128·Σ(256·h + lo), its first half's part, int8 lo[8 quads][4].
  * h is v in i8 and in the quiet blocks of mixed, which look like i8's and whose lo is 0; hi in i16 and in loud blocks, whose dx is negated
  * to tell (NaN is not). So a kernel that reads no tail where dx has no sign does i8's work there; one that reads all tails takes 256·h + lo for v
- * and lm_int_step for dx: powers of two change no bit. */
+ * and lm_int_step for dx: powers of two change no bit short of overflow (256·I·d: weights of 2^103 and more, which MXFP4 alone can state). */
 static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_16 ? 4 : 6; }
 #define LM_INT_FRONT 48u /* bytes of a token in a block, */
 #define LM_INT_TAIL 40u  /* and those after all fronts */

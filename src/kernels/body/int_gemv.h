@@ -89,8 +89,8 @@ LM_INLINE int32_t word_at(const uint8_t *p, uint32_t i) {
 }
 LM_INLINE float float_at(const uint8_t *p, uint32_t i) { return lm_f32_from_bits((uint32_t)word_at(p, i)); }
 
-/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile, tail that of its tails. Each line is decoded once for all tokens and both bytes of i16.
- */
+/* f[t] = float(I) over quads [j0, j1); x is the block's part of the tile, tail that of its tails. Each line is decoded
+ * once for all tokens and both bytes of i16. */
 LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, uint32_t j0, uint32_t j1, const int32_t c[6],
                          const uint8_t *x, const uint8_t *tail, vf f[6]) {
     const uint8_t *v = x + 16 * T;

@@ -91,7 +91,7 @@ static void tile(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint
             float waiting[LM_INT_WAITING], acc = 0;
             for (uint32_t s = 0, n = 0; s < g->n; s++) {
                 acc = 0;
-                for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) 
+                for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++)
                     acc = add_block(w, b, r, x + b * step, lane == LM_INT_8 ? NULL : tails + b * tail, n_t, t, acc);
                 for (uint32_t j = g->joins[s]; j > 0; j--) acc = waiting[--n] + acc;
                 if (s + 1 < g->n) waiting[n++] = acc;
