@@ -24,13 +24,8 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, siz
 }
 #include "kernels/neon/int_tile.h"
 
-#define LM_DP_WIDE 0
-LM_INLINE vi i_dp(vi acc, vi u, int32_t word) {
-    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(word));
-#define DP(s, b) vdotq_s32(s, vreinterpretq_s8_s32(b), x)
-    return LM_Q2(vi, DP, acc, u);
-#undef DP
-}
+#include "kernels/neon/int_sdot.h"
+
 #include "kernels/body/int_gemv.h"
 
 const lm_int_kernels lm_int_dotprod = {.level = "dotprod", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};
