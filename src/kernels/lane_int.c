@@ -7,10 +7,13 @@
 #endif
 
 #define PAIR 32u /* rows of a pair of strips */
-#define TILE_FLOATS (6u * PAIR)
+#define TILE_FLOATS (LM_INT_WIDEST * PAIR)
+#define GROUP 528u       /* tokens that a task takes at a time, at most */
+#define LEAST_TILES 11u /* that are worth unpacking a pair of strips */
 #define DIRECT 8u /* strips that a task takes straight from the packed form, at most */
 #define DIRECT_FLOATS (LM_INT_GEMV * DIRECT * 16u)
-#define TASKS 32u /* wanted of a product at least */
+#define PAGE_FLOATS 1024u
+#define TASKS 24u /* wanted of a product for each thread, at least */
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
 #if defined(__x86_64__)
@@ -97,20 +100,23 @@ static uint32_t row_tasks(const lm_int_product *p) {
     return (p->w->strips + per - 1) / per;
 }
 
-/* Tiles are handed out in groups of one strip pair: many, since a task unpacks its weights anew, but so few that all threads have work. */
+/* Tiles are handed out in groups of one strip pair: as many as there are up to GROUP tokens, since a task unpacks its weights anew, but so few that
+ * all threads have work to the end. What a loud block of mixed adds is not asked for ahead: its tokens are to stay in the second cache. */
 uint32_t lm_int_groups(const lm_int_product *p, uint32_t n) {
     uint32_t rows = 0;
     for (uint32_t i = 0; i < n; i++) rows += row_tasks(&p[i]);
-    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t), least = (tiles + LM_INT_GROUP - 1) / LM_INT_GROUP;
-    const uint32_t wanted = TASKS / rows, most = (tiles + LM_INT_GROUP / 4 - 1) / (LM_INT_GROUP / 4);
+    const uint32_t tiles = lm_int_tiles(p->lane, p->n_t), full = (p->lane == LM_INT_MIXED ? GROUP / 2 : GROUP) / lm_int_width(p->lane);
+    const uint32_t least = (tiles + full - 1) / full;
+    const uint32_t wanted = p->threads > 1 ? (uint32_t)(((uint64_t)TASKS * p->threads + rows - 1) / rows) : 1;
+    const uint32_t most = (tiles + LEAST_TILES - 1) / LEAST_TILES;
     return p->n_t <= LM_INT_GEMV || wanted <= least ? least : wanted < most ? wanted : most;
 }
 static uint32_t tile_groups(const lm_int_product *p) { return p->groups ? p->groups : lm_int_groups(p, 1); }
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
 static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
 size_t lm_int_scratch(uint32_t K, bool gate) {
-    const size_t tiles = (1 + (gate ? LM_INT_GROUP : 1)) * (size_t)TILE_FLOATS + plane_floats(K);
-    return 16 + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
+    const size_t tiles = TILE_FLOATS + (gate ? GROUP * PAIR : TILE_FLOATS) + plane_floats(K);
+    return PAGE_FLOATS + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
 }
 
 static lm_int_segments segments_of(const lm_int_product *p) {
@@ -214,21 +220,22 @@ static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, u
 static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
     const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2, row = s * 16;
     const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
-    float *out = scratch + TILE_FLOATS, *memory = out + (p->gate ? LM_INT_GROUP : 1) * TILE_FLOATS;
+    float *second = scratch + plane_floats(p->w->K), *out = second + TILE_FLOATS;
+    const uint32_t first_t = lm_int_first(p->lane, p->n_t, i0);
     const bool there = in_place(p, row, PAIR);
     for (int pass = 0; pass <= (p->gate != NULL); pass++) {
-        const lm_int_plane w = unpack(p, pass ? p->gate->w : p->w, s, memory);
+        const lm_int_plane w = unpack(p, pass ? p->gate->w : p->w, s, scratch);
         for (uint32_t j = i0; j < i1; j++) {
             const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-            float *const first = out + (p->gate ? (j - i0) * TILE_FLOATS : 0), *const to = pass ? scratch : first;
+            float *const first = out + (p->gate ? (t0 - first_t) * PAIR : 0), *const to = pass ? second : first;
             p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : to, there ? p->ldy : PAIR);
-            if (!there && (pass || !p->gate)) finish(p, row, t0, n_t, PAIR, first, scratch);
+            if (!there && (pass || !p->gate)) finish(p, row, t0, n_t, PAIR, first, second);
         }
     }
 }
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {
     const lm_int_segments g = segments_of(p);
-    scratch += (64 - (uintptr_t)scratch % 64) % 64 / sizeof *scratch; /* lines are read whole */
+    scratch += (4096 - (uintptr_t)scratch % 4096) % 4096 / sizeof *scratch; /* elsewhere in a page mixed was 4 % slower */
     if (direct(p))
         run_direct(p, i, &g, scratch);
     else

@@ -30,7 +30,6 @@ typedef enum lm_int_lane {
 #define LM_INT_BLK 32u
 #define LM_INT_GEMV 24u /* up to so many tokens may go straight from the packed form */
 #define LM_INT_SEGMENTS 8u
-#define LM_INT_GROUP 44u /* tiles that a task takes at a time, at most */
 #define LM_INT_WIDEST 6u /* tokens of a tile, at most */
 
 /* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
@@ -125,6 +124,7 @@ typedef struct lm_int_product {
     size_t ldy;
     const lm_int_gate *gate; /* NULL: the product alone */
     uint32_t groups;         /* parts that the tiles are cut into; 0: lm_int_groups of this product */
+    uint32_t threads;        /* that share the tasks; 0: one */
 } lm_int_product;
 size_t lm_int_scratch(uint32_t K, bool gate); /* floats of scratch that a thread needs */
 /* Tasks of the first part of the tiles come first, one for every few strips, then those of the second part, and so on: as many in each. */

@@ -42,7 +42,8 @@ static lm_product as_float(const lm_cpu_product *p) {
     return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->lane == LM_INT_BF16 ? p->f->d->bf16 : NULL};
 }
 static lm_int_product as_int(const lm_cpu_product *p) {
-    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, NULL, 0};
+    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, NULL, 0,
+                            lm_pool_size(p->f->d->pool)};
 }
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
     return lm_cpu_is_int(lane) ? lm_int_scratch(K, false) : lm_product_scratch(n_t);

@@ -56,7 +56,8 @@ void lm_cpu_run_products(lm_cpu *f, const lm_op *op, uint32_t n) {
     products_job job = {.f = f, .n = n};
     for (uint32_t i = 0; i < n; i++) {
         const lm_packed_matrix *w = &f->d->weight[op[i].w];
-        job.p[i] = (lm_int_product){f->d->ik, lane, w, 0, op[i].linear.split, lm_cpu_vec(f, op[i].v), f->xp, f->n, f->val[op[i].out], w->rows, NULL, 0};
+        job.p[i] = (lm_int_product){f->d->ik, lane, w, 0, op[i].linear.split, lm_cpu_vec(f, op[i].v), f->xp, f->n, f->val[op[i].out], w->rows, NULL, 0,
+                                    lm_pool_size(f->d->pool)};
     }
     const uint32_t groups = lm_int_groups(job.p, n);
     for (uint32_t i = 0; i < n; i++) {
@@ -93,7 +94,7 @@ void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
     const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
                               (float)join->act.alpha, f->n > LM_INT_GEMV && lm_cpu_aux(f, op)->feeds ? f->val[join->out] : NULL};
     pack_input(f, op, lane);
-    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate, 0}};
+    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate, 0, lm_pool_size(f->d->pool)}};
     lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
     if (!gate.xq) return;
     f->packed = join->out;
