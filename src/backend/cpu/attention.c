@@ -130,6 +130,12 @@ static void place_queries(const attend *a, const work *w, uint32_t b, uint32_t r
         if (d < dk) memcpy(to + (size_t)d * n, q[i] + d, (dk - d) * sizeof *to);
     }
 }
+static void ask_queries(const attend *a, uint32_t row, uint32_t n_rows, uint32_t head) {
+    for (uint32_t i = 0; i < n_rows; i++) {
+        const float *q = lm_cpu_at(a->f, a->op->a, row + i) + (size_t)head * a->op->attn.dk;
+        for (uint32_t d = 0; d < a->group * a->op->attn.dk; d += 16) __builtin_prefetch(q + d);
+    }
+}
 /* Rows [row, row + n_rows) of one sequence, all heads of key head kv's group. */
 static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t kv, float *mem) {
     const lm_cpu *f = a->f;
@@ -137,13 +143,11 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     const uint32_t dv = op->attn.dv, window = op->attn.window, head = kv * a->group, pos = f->pos[row];
     const uint32_t last = pos + n_rows - 1, first = window && pos >= window ? pos - window + 1 : 0;
     const work w = work_at(a, n_rows, mem);
-    for (uint32_t i = 0; i < n_rows; i++) { /* much of it may stand in another core's cache: all of it is asked for at once */
-        const float *q = lm_cpu_at(f, op->a, row + i) + (size_t)head * op->attn.dk;
-        for (uint32_t d = 0; d < a->group * op->attn.dk; d += 16) __builtin_prefetch(q + d);
-    }
+    ask_queries(a, row, n_rows, head); /* much of it may stand in another core's cache: all of it is asked for at once */
     for (uint32_t b = 0; b < w.blocks; b++) place_queries(a, &w, b, row, head);
     for (uint32_t i = 0; i < w.n; i++) w.l[i] = -1; /* nothing seen yet */
     if (w.mark) mark_list(a, &w, row);
+    if (row >= a->rows_per_task) ask_queries(a, row - a->rows_per_task, a->rows_per_task, head); /* the next task's, as a rule */
     for (uint32_t page = first / LM_PAGE; page <= last / LM_PAGE; page++) {
         const uint32_t from = page * LM_PAGE, to = last + 1 < from + LM_PAGE ? last + 1 : from + LM_PAGE;
         if (w.mark && !marked(&w, first > from ? first : from, to)) continue;

@@ -140,6 +140,8 @@ const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT] = {
 
 /* Rows of a task: enough that handing it out costs little. Those that are packed after go tile by tile. */
 #define TASK_FLOATS 8192u
+#define FROM 4u
+#define LATER_FLOATS 2048u
 #define INLINE_FLOATS 32768u /* rows that the caller computes alone */
 typedef struct rows_job {
     const lm_cpu *f;
@@ -148,12 +150,33 @@ typedef struct rows_job {
     const lm_op *product; /* NULL: nothing is packed */
     lm_int_lane lane;
     bool local;
+    uint32_t n_from, later; /* values that the ops read and none of them makes; how many rows before a row is computed its own are asked for */
+    lm_val from[FROM];
 } rows_job;
 static uint32_t local_floats(const lm_cpu *f, const lm_op *op) {
     return lm_cpu_aux(f, op)->local ? (LM_INT_WIDEST * lm_cpu_width(f, op->out) + 15) & ~15u : 0;
 }
+/* Rows may stand in another core's cache, and each is too short for the CPU to see where it leads. */
+static void find_from(rows_job *job) {
+    for (uint32_t i = 0; i < job->n; i++) {
+        const lm_val operand[2] = {job->op[i].a, job->op[i].b};
+        for (int k = 0; k < 2; k++) {
+            bool made = operand[k] == LM_NONE;
+            for (uint32_t j = 0; j < i; j++) made = made || job->op[j].out == operand[k];
+            for (uint32_t j = 0; j < job->n_from; j++) made = made || job->from[j] == operand[k];
+            if (!made && job->n_from < FROM) job->from[job->n_from++] = operand[k];
+        }
+    }
+}
+static void ask(const rows_job *job, uint32_t i) {
+    if (i >= job->f->n) return;
+    for (uint32_t j = 0; j < job->n_from; j++) {
+        const float *row = lm_cpu_at(job->f, job->from[j], i);
+        for (uint32_t k = 0; k < lm_cpu_width(job->f, job->from[j]); k += 16) __builtin_prefetch(row + k);
+    }
+}
 static void rows_of(const rows_job *job, uint32_t i0, uint32_t i1, float *local, float *scratch) {
-    for (uint32_t i = i0; i < i1; i++)
+    for (uint32_t i = i0; i < i1; ask(job, i + job->later), i++)
         for (const lm_op *op = job->op; op < job->op + job->n; op++)
             lm_cpu_row_fns[op->kind](job->f, op, i, local && op == job->op + job->n - 1 ? local + (size_t)(i - i0) * job->K : lm_cpu_at(job->f, op->out, i),
                                      scratch);
@@ -184,6 +207,8 @@ void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
     uint32_t width = 1;
     for (uint32_t i = 0; i < n; i++) width = lm_cpu_width(f, op[i].out) > width ? lm_cpu_width(f, op[i].out) : width;
     job.per = width >= TASK_FLOATS ? 1 : TASK_FLOATS / width;
+    find_from(&job);
+    job.later = width >= LATER_FLOATS ? 1 : LATER_FLOATS / width;
     lm_task_fn task = rows_task;
     uint32_t tasks = (f->n + job.per - 1) / job.per;
     const lm_int_lane lane = aux->packs ? lm_cpu_aux(f, last + 1)->lane : LM_INT_NONE;
