@@ -35,15 +35,14 @@ typedef enum lm_int_lane {
 /* Quantized rows: tiles of at most 6 (i8, mixed) or 4 (i16) tokens whose widths differ by one at most. Tile i starts at byte
  * first(i) · (K/32) · lm_int_token(lane) and holds, for each block of 32,
  *   float dx[W], float sx[W] = dx·float(Σv), int32 c[W] = −128·Σh, int32 ca[W] = the first half's part of c, int8 h[8 quads][W][4];
- * then, in i16 and mixed, for each block and each of its W tokens a tail: int32 −128·Σ(256·h + lo), its first half's part, int8 lo[8 quads][4].
+ * then, in i16 and mixed, for each block and each of its W tokens a tail: int32 −128·Σv, its first half's part, int8 lo[8 quads][4].
  * h is v in i8 and in the quiet blocks of mixed, which look like i8's and whose lo is 0; hi in i16 and in loud blocks, whose dx is negated
- * to tell (NaN is not). So a kernel that reads no tail where dx has no sign does i8's work there; one that reads all tails takes 256·h + lo for v
- * and lm_int_step for dx: powers of two change no bit short of overflow (256·I·d: weights of 2^103 and more, which MXFP4 alone can state). */
+ * to tell (NaN is not, and all of its block's integers are 0). So a kernel that reads no tail where dx has no sign does i8's work there; one that
+ * reads all tails takes 256·h + lo for v where dx has its sign, h where it has none. */
 static inline uint32_t lm_int_width(lm_int_lane l) { return l == LM_INT_16 ? 4 : 6; }
 #define LM_INT_FRONT 48u /* bytes of a token in a block, */
 #define LM_INT_TAIL 40u  /* and those after all fronts */
 static inline uint32_t lm_int_token(lm_int_lane l) { return l == LM_INT_8 ? LM_INT_FRONT : LM_INT_FRONT + LM_INT_TAIL; }
-static inline float lm_int_step(float dx) { return signbit(dx) ? -dx : dx * 0x1p-8f; }
 static inline uint32_t lm_int_tiles(lm_int_lane l, uint32_t n_t) { return (n_t + lm_int_width(l) - 1) / lm_int_width(l); }
 static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) {
     return (uint32_t)((uint64_t)i * n_t / lm_int_tiles(l, n_t));

@@ -184,17 +184,21 @@ static void is_the_contract(const problem *p, lm_int_lane lane, const float *y) 
                 fail_msg("%s lane %d row %u token %u K %u: %a, contract %a", p->t->name, lane, r, t, p->K, (double)got, (double)want);
         }
 }
+/* raw to strips */
+static void pack_weights(problem *p) {
+    lm_error err;
+    if (lm_packed_create(p->t, 1, p->rows, p->K, NULL, &p->m, &err) != LM_OK) fail_msg("%s", err.message);
+    assert_true(lm_int_fits(&p->m));
+    const size_t row_bytes = (size_t)(p->K / p->t->block) * p->t->bytes;
+    for (uint32_t s = 0; s < p->m.strips; s++) {
+        const uint8_t *row[16];
+        for (uint32_t r = 0; r < 16; r++) row[r] = s * 16 + r < p->rows ? p->raw + (s * 16 + r) * row_bytes : NULL;
+        lm_packed_strip(&p->m, 0, s, row);
+    }
+}
 static void check(const lm_dtype *t, uint32_t rows, uint32_t K, uint32_t T, bool split, bool with_bias) {
     problem p = {.t = t, .rows = rows, .K = K, .T = T, .split = split, .raw = random_rows(t, rows, K)};
-    lm_error err;
-    if (lm_packed_create(t, 1, rows, K, NULL, &p.m, &err) != LM_OK) fail_msg("%s", err.message);
-    assert_true(lm_int_fits(&p.m));
-    const size_t row_bytes = (size_t)(K / t->block) * t->bytes;
-    for (uint32_t s = 0; s < p.m.strips; s++) {
-        const uint8_t *row[16];
-        for (uint32_t r = 0; r < 16; r++) row[r] = s * 16 + r < rows ? p.raw + (s * 16 + r) * row_bytes : NULL;
-        lm_packed_strip(&p.m, 0, s, row);
-    }
+    pack_weights(&p);
     uint8_t *data = p.m.data;
     p.m.data = kern_guard(p.m.bytes);
     memcpy(p.m.data, data, p.m.bytes);
@@ -261,6 +265,37 @@ static void token_counts(void **state) {
 static void every_length(void **state) {
     (void)state;
     for (uint32_t K = 32; K <= 1024; K += 32) check(lm_dtype_by_name(K & 32 ? "Q4_0" : "Q8_0"), 19, K, 1 + K / 32 % 5, true, false);
+}
+/* MXFP4's largest scales: what a block overflows at is its own integer by its scale, however the level makes the integer. No weight and no
+ * element is negative, so that infinities meet nothing that makes NaN of them. */
+static void huge_scales(void **state) {
+    (void)state;
+    enum { ROWS = 56, K = 256 };
+    uint8_t raw[ROWS][K / 32][17];
+    for (uint32_t T = 1; T <= 26; T += T < 7 ? 1 : 19) {
+        problem p = {.t = lm_dtype_by_name("MXFP4"), .rows = ROWS, .K = K, .T = T, .raw = raw[0][0], .x = malloc(sizeof(float) * T * K)};
+        for (uint32_t r = 0; r < ROWS; r++) /* every other row of one small element a block, as large as can be without overflow */
+            for (uint32_t b = 0; b < K / 32; b++) {
+                raw[r][b][0] = (uint8_t)(200 + r);
+                for (uint32_t i = 1; i < 17; i++) raw[r][b][i] = r & 1 ? i == 1 + b : (uint8_t)(kern_below(256) & 0x77);
+            }
+        for (uint32_t i = 0; i < T * K; i++) p.x[i] = 0.5f + 0.5f * (float)kern_uniform(); /* quiet */
+        for (uint32_t t = 1; t < T; t += 2) p.x[t * K + 32 * (t % 8) + 5] = 100; /* and a loud block of every other token */
+        pack_weights(&p);
+        for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_MIXED; lane++) {
+            float *plain = run(&p, lm_int_nth(0), lane);
+            is_the_contract(&p, lane, plain);
+            if (lane == LM_INT_MIXED) assert_true(isfinite(plain[49]) && plain[49] > 0 && isinf(plain[48])); /* token 0, quiet, scales of 2^122 */
+            for (uint32_t i = 1; lm_int_nth(i); i++) {
+                float *y = run(&p, lm_int_nth(i), lane);
+                ASSERT_SAME(plain, y, (size_t)ROWS * T, lm_int_nth(i)->level);
+                free(y);
+            }
+            free(plain);
+        }
+        lm_packed_free(&p.m);
+        free(p.x);
+    }
 }
 /* Tiles of all widths, byte for byte at every level. */
 static void all_quantise(const float *const *row, uint32_t K) {
@@ -429,7 +464,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench(argc - 2, argv + 2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantises),    cmocka_unit_test(every_type),        cmocka_unit_test(token_counts),
-        cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit),
+        cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit), cmocka_unit_test(huge_scales),
     };
     return cmocka_run_group_tests(tests, kern_print_seed, NULL);
 }

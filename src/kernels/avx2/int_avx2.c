@@ -33,8 +33,9 @@ LM_INLINE void dots(int T, const uint8_t *q, const uint8_t *v, size_t apart, siz
 #include "kernels/avx2/int_tile.h"
 
 /* ---- activations -----------------------------------------------------------------------------------------------------------------*/
+typedef __m256i small; /* a quarter of a block's integers */
 /* four vectors of eight small integers to 32 bytes; quad j is word (j&1)·4 + j/2 */
-LM_INLINE void put_bytes(const __m256i v[4], uint8_t *dst, size_t step) {
+LM_INLINE void put_bytes(const small v[4], uint8_t *dst, size_t step) {
     uint32_t word[8];
     _mm256_storeu_si256((__m256i *)word, _mm256_packs_epi16(_mm256_packs_epi32(v[0], v[1]), _mm256_packs_epi32(v[2], v[3])));
     LM_UNROLL for (uint32_t j = 0; j < 8; j++) memcpy(dst + j * step, &word[(j & 1) * 4 + j / 2], 4);
@@ -49,39 +50,20 @@ LM_INLINE float largest(const float *x) {
     return _mm_cvtss_f32(_mm_castsi128_ps(m4));
 }
 /* −128 times the sum of 32 small integers, and that of the first 16 */
-LM_INLINE void corrections(const __m256i v[4], int32_t c[2]) {
+LM_INLINE void corrections(const small v[4], int32_t c[2]) {
     const __m256i h = _mm256_hadd_epi32(_mm256_add_epi32(v[0], v[1]), _mm256_add_epi32(v[2], v[3]));
     __m128i h4 = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
     h4 = _mm_hadd_epi32(h4, h4);
     c[1] = -128 * _mm_cvtsi128_si32(h4);
     c[0] = c[1] - 128 * _mm_extract_epi32(h4, 1);
 }
-/* m: largest(x); quiet: by i8's rule; wide: there is a tail */
-LM_INLINE void quantise_block(bool wide, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst, uint8_t *tail) {
-    const float top = quiet ? 127.0f : 32512.0f;
-    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
-    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
-    __m256i hi[4], lo[4];
-    int32_t c[2], both[2];
+LM_INLINE void rounded(bool quiet, bool finite, const float *x, float s, small hi[4], small lo[4]) {
     LM_UNROLL for (int i = 0; i < 4; i++) {
-        const __m256i v = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(s)));
-        hi[i] = !finite ? _mm256_setzero_si256() : quiet ? v : _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(128)), 8);
-        lo[i] = !finite || quiet ? _mm256_setzero_si256() : _mm256_sub_epi32(v, _mm256_slli_epi32(hi[i], 8));
+        const __m256i r = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), _mm256_set1_ps(s)));
+        const __m256i v = finite ? r : _mm256_setzero_si256();
+        hi[i] = quiet ? v : _mm256_srai_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(128)), 8);
+        lo[i] = quiet ? _mm256_setzero_si256() : _mm256_sub_epi32(v, _mm256_slli_epi32(hi[i], 8));
     }
-    put_bytes(hi, dst + 16 * w + 4 * t, (size_t)w * 4);
-    corrections(hi, c);
-    if (wide) {
-        put_bytes(lo, tail + LM_INT_TAIL * t + 8, 4);
-        corrections(lo, both);
-        both[0] += 256 * c[0], both[1] += 256 * c[1];
-        memcpy(tail + LM_INT_TAIL * t, both, 8);
-    }
-    const int32_t all = (quiet ? c[0] : both[0]) / -128;
-    const float sx = dx * (float)all, step = quiet || !finite ? dx : -dx;
-    memcpy(dst + 4 * t, &step, 4);
-    memcpy(dst + 4 * (w + t), &sx, 4);
-    memcpy(dst + 4 * (2 * w + t), &c[0], 4);
-    memcpy(dst + 4 * (3 * w + t), &c[1], 4);
 }
 #include "kernels/body/int_quantise.h"
 

@@ -3,16 +3,20 @@
  * the next, v `apart` bytes from one token to the next. */
 
 /* The exact integers of 16 rows and T tokens over quads [j0, j0+n) of a block; c holds the correction for the 128 that q carries. */
-LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const uint8_t *v, const uint8_t *tail, uint32_t w, uint32_t j0, uint32_t n,
+LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const float *x, const uint8_t *tail, uint32_t w, uint32_t j0, uint32_t n,
                           const int32_t *c, __m256i out[LM_DOTS_T][2]) {
+    const uint8_t *v = (const uint8_t *)(x + 4 * w);
     if (!wide)
         dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, 4, w * 4, n, out);
     else {
         __m256i hi[LM_DOTS_T][2];
         dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, 4, w * 4, n, hi);
         dots(T, q + 128 * j0, tail + 8 + 4 * j0, LM_INT_TAIL, 4, n, out);
-        LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] =
-            _mm256_add_epi32(out[t][h], _mm256_slli_epi32(hi[t][h], 8));
+        LM_UNROLL for (int t = 0; t < T; t++) {
+            const vi high = high_part((vi){hi[t][0], hi[t][1]}, x + t);
+            out[t][0] = _mm256_add_epi32(out[t][0], high.a);
+            out[t][1] = _mm256_add_epi32(out[t][1], high.b);
+        }
     }
     LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) out[t][h] =
         _mm256_add_epi32(out[t][h], _mm256_set1_epi32(c[t]));
@@ -20,7 +24,7 @@ LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const uint8_t *v, 
 /* x is token t0's place in the tile's first array (dx), tail its tail; wide: there are tails. */
 LM_INLINE void add_block(int T, bool wide, const lm_int_plane *p, uint32_t b, uint32_t slot, const float *x, const uint8_t *tail, uint32_t w,
                          __m256 acc[LM_DOTS_T][2]) {
-    const uint8_t *q = p->q + (size_t)b * 1024 + slot * 64, *v = (const uint8_t *)(x + 4 * w);
+    const uint8_t *q = p->q + (size_t)b * 1024 + slot * 64;
     const float *d = p->scale + (size_t)b * p->halves * 32 + slot * 16, *m = p->min + (size_t)b * p->halves * 32 + slot * 16;
     float dx[LM_DOTS_T];
     int32_t c[2][LM_DOTS_T]; /* of the halves; with one scale c[0] is the whole's */
@@ -28,13 +32,13 @@ LM_INLINE void add_block(int T, bool wide, const lm_int_plane *p, uint32_t b, ui
         int32_t all, first;
         memcpy(&all, wide ? (const void *)(tail + LM_INT_TAIL * (uint32_t)t) : x + 2 * w + t, 4);
         memcpy(&first, wide ? (const void *)(tail + LM_INT_TAIL * (uint32_t)t + 4) : x + 3 * w + t, 4);
-        dx[t] = wide ? lm_int_step(x[t]) : x[t];
+        dx[t] = wide ? __builtin_fabsf(x[t]) : x[t];
         c[0][t] = p->halves == 1 ? all : first;
         c[1][t] = all - first;
     }
     __m256i i0[LM_DOTS_T][2], i1[LM_DOTS_T][2];
-    block_ints(T, wide, q, v, tail, w, 0, p->halves == 1 ? 8 : 4, c[0], i0);
-    if (p->halves == 2) block_ints(T, wide, q, v, tail, w, 4, 4, c[1], i1);
+    block_ints(T, wide, q, x, tail, w, 0, p->halves == 1 ? 8 : 4, c[0], i0);
+    if (p->halves == 2) block_ints(T, wide, q, x, tail, w, 4, 4, c[1], i1);
     LM_UNROLL for (int t = 0; t < T; t++) LM_UNROLL for (int h = 0; h < 2; h++) {
         __m256 f = _mm256_mul_ps(_mm256_cvtepi32_ps(i0[t][h]), _mm256_loadu_ps(d + 8 * h));
         if (p->halves == 2) f = _mm256_fmadd_ps(_mm256_cvtepi32_ps(i1[t][h]), _mm256_loadu_ps(d + 32 + 8 * h), f);

@@ -44,6 +44,7 @@ LM_INLINE vi i_sub(vi x, vi y) { return (vi){_mm256_sub_epi32(x.a, y.a), _mm256_
 LM_INLINE vi i_and(vi x, vi y) { return (vi){_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }
 LM_INLINE vi i_or(vi x, vi y) { return (vi){_mm256_or_si256(x.a, y.a), _mm256_or_si256(x.b, y.b)}; }
 LM_INLINE vi i_srl(vi x, int n) { return (vi){_mm256_srli_epi32(x.a, n), _mm256_srli_epi32(x.b, n)}; }
+LM_INLINE vi i_sllv(vi x, vi n) { return (vi){_mm256_sllv_epi32(x.a, n.a), _mm256_sllv_epi32(x.b, n.b)}; }
 LM_INLINE vi i_sll(vi x, int n) { return (vi){_mm256_slli_epi32(x.a, n), _mm256_slli_epi32(x.b, n)}; }
 LM_INLINE vi i_sra(vi x, int n) { return (vi){_mm256_srai_epi32(x.a, n), _mm256_srai_epi32(x.b, n)}; }
 #define LM_LD128(p) _mm_loadu_si128((const __m128i *)(p))

@@ -51,7 +51,7 @@ LM_INLINE void put_head(int W, __m512i sum, __m512 dx_sx, uint8_t *dst) {
 #undef LM_LATER
 #undef LM_AT
 }
-/* The tails: sum of 256·h + lo as above; lo[h]: half h's low bytes of tokens 0…3 and 4…7. */
+/* The tails: sum of v as above; lo[h]: half h's low bytes of tokens 0…3 and 4…7. */
 LM_INLINE void put_tails(int W, __m512i sum, __m512i lo[2][2], uint8_t *dst) {
     const __m512i other = _mm512_shuffle_i64x2(sum, sum, 0x4e);
     const __m512i all = _mm512_slli_epi32(_mm512_sub_epi32(_mm512_setzero_si512(), _mm512_add_epi32(sum, other)), 7);
@@ -109,8 +109,8 @@ LM_INLINE void put_block(int W, bool wide, const float *const *x, uint32_t k, co
     if (wide) {
         const __m512i both = _mm512_add_epi32(_mm512_slli_epi32(sum, 8), sums(e[0][0], e[0][1], e[1][0], e[1][1]));
         const __mmask16 loud = (__mmask16)~(quiet | quiet << 8);
-        put_tails(W, both, lo, tail);
         v = _mm512_mask_mov_epi32(sum, loud, both);
+        put_tails(W, v, lo, tail);
         step = _mm512_mask_xor_ps(dx, loud, dx, _mm512_set1_ps(-0.0f));
     }
     v = _mm512_add_epi32(v, _mm512_shuffle_i64x2(v, v, 0x4e));

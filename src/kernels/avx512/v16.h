@@ -34,6 +34,7 @@ LM_INLINE vi i_sub(vi a, vi b) { return _mm512_sub_epi32(a, b); }
 LM_INLINE vi i_and(vi a, vi b) { return _mm512_and_si512(a, b); }
 LM_INLINE vi i_or(vi a, vi b) { return _mm512_or_si512(a, b); }
 LM_INLINE vi i_srl(vi a, int n) { return _mm512_srli_epi32(a, (unsigned)n); }
+LM_INLINE vi i_sllv(vi a, vi n) { return _mm512_sllv_epi32(a, n); }
 LM_INLINE vi i_sll(vi a, int n) { return _mm512_slli_epi32(a, (unsigned)n); }
 LM_INLINE vi i_sra(vi a, int n) { return _mm512_srai_epi32(a, (unsigned)n); }
 LM_INLINE vf v_load_f16(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }

@@ -103,7 +103,7 @@ LM_INLINE void gemv_ints(int_quad_fn quad, const lm_int_place *p, int T, int P, 
             lo[t] = i_dp(lo[t], u, P == 2 ? word_at(tail + LM_INT_TAIL * t, 2 + j) : word_at(v, j * (uint32_t)T + (uint32_t)t));
         }
     }
-    LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], i_sll(hi[t], 8)) : lo[t]);
+    LM_UNROLL for (int t = 0; t < T; t++) f[t] = v_cvt(P == 2 ? i_add(lo[t], high_part(hi[t], x + 4 * t)) : lo[t]);
 }
 /* −off·Σv from −128·Σv */
 LM_INLINE int32_t times_off(int32_t sum, int off) { return off == 128 ? sum : off == 0 ? 0 : sum / 128 * off; }
@@ -139,7 +139,7 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
             }
             LM_UNROLL for (int t = 0; t < T; t++) {
                 const float dx = float_at(xb, (uint32_t)t);
-                acc[t] = v_fma(f[t], v_set(P == 2 ? lm_int_step(dx) : dx), acc[t]);
+                acc[t] = v_fma(f[t], v_set(P == 2 ? __builtin_fabsf(dx) : dx), acc[t]);
             }
             if (!min) continue;
             const vf m = min(&p, b, 0);

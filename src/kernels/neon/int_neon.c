@@ -46,8 +46,9 @@ LM_INLINE vi i_dp(vi acc, vi u, int32_t word) {
 #include "kernels/body/int_gemv.h"
 
 /* ---- activations -----------------------------------------------------------------------------------------------------------------*/
+typedef int16x8_t small; /* a quarter of a block's integers */
 /* 32 small integers to bytes; their eight quads `step` bytes apart */
-LM_INLINE void put_bytes(const int16x8_t v[4], uint8_t *dst, size_t step) {
+LM_INLINE void put_bytes(const small v[4], uint8_t *dst, size_t step) {
     uint8_t byte[32];
     vst1q_u8(byte, vreinterpretq_u8_s8(vmovn_high_s16(vmovn_s16(v[0]), v[1])));
     vst1q_u8(byte + 16, vreinterpretq_u8_s8(vmovn_high_s16(vmovn_s16(v[2]), v[3])));
@@ -62,37 +63,17 @@ LM_INLINE float largest(const float *x) {
     return m;
 }
 /* −128 times the sum of 32 small integers, and that of the first 16 */
-LM_INLINE void corrections(const int16x8_t v[4], int32_t c[2]) {
+LM_INLINE void corrections(const small v[4], int32_t c[2]) {
     c[1] = -128 * (vaddlvq_s16(v[0]) + vaddlvq_s16(v[1]));
     c[0] = c[1] - 128 * (vaddlvq_s16(v[2]) + vaddlvq_s16(v[3]));
 }
-/* m: largest(x); quiet: by i8's rule; wide: there is a tail */
-LM_INLINE void quantise_block(bool wide, bool quiet, float m, const float *x, uint32_t w, uint32_t t, uint8_t *dst, uint8_t *tail) {
-    const float top = quiet ? 127.0f : 32512.0f;
-    const bool finite = m < __builtin_inff(), zero = finite && m < 0x1p-100f;
-    const float dx = zero ? 0.0f : finite ? m / top : __builtin_nanf(""), s = zero || !finite ? 0.0f : top / m;
-    int16x8_t hi[4], lo[4];
-    int32_t c[2], both[2];
+LM_INLINE void rounded(bool quiet, bool finite, const float *x, float s, small hi[4], small lo[4]) {
     LM_UNROLL for (int i = 0; i < 4; i++) {
         const int32x4_t a = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i), s)), b = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + 8 * i + 4), s));
         const int16x8_t v = finite ? vmovn_high_s32(vmovn_s32(a), b) : vdupq_n_s16(0);
         hi[i] = quiet ? v : vrshrq_n_s16(v, 8); /* (v + 128) >> 8, the sum not cut to 16 bits */
         lo[i] = quiet ? vdupq_n_s16(0) : vsubq_s16(v, vshlq_n_s16(hi[i], 8));
     }
-    put_bytes(hi, dst + 16 * w + 4 * t, (size_t)w * 4);
-    corrections(hi, c);
-    if (wide) {
-        put_bytes(lo, tail + LM_INT_TAIL * t + 8, 4);
-        corrections(lo, both);
-        both[0] += 256 * c[0], both[1] += 256 * c[1];
-        memcpy(tail + LM_INT_TAIL * t, both, 8);
-    }
-    const int32_t all = (quiet ? c[0] : both[0]) / -128;
-    const float sx = dx * (float)all, step = quiet || !finite ? dx : -dx;
-    memcpy(dst + 4 * t, &step, 4);
-    memcpy(dst + 4 * (w + t), &sx, 4);
-    memcpy(dst + 4 * (2 * w + t), &c[0], 4);
-    memcpy(dst + 4 * (3 * w + t), &c[1], 4);
 }
 #include "kernels/body/int_quantise.h"
 

@@ -4,7 +4,8 @@
  *   (lane_int.h) serve as the sums of v only. */
 
 /* The exact integers of 16 rows and T tokens over quads [j0, j0+n) of a block. */
-LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const uint8_t *v, const uint8_t *tail, uint32_t w, uint32_t j0, uint32_t n, vi *out) {
+LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const float *x, const uint8_t *tail, uint32_t w, uint32_t j0, uint32_t n, vi *out) {
+    const uint8_t *v = (const uint8_t *)(x + 4 * w);
     if (!wide) {
         dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, 4, (size_t)w * 4, n, out);
         return;
@@ -12,18 +13,18 @@ LM_INLINE void block_ints(int T, bool wide, const uint8_t *q, const uint8_t *v, 
     vi hi[LM_DOTS_T];
     dots(T, q + 128 * j0, v + (size_t)j0 * w * 4, 4, (size_t)w * 4, n, hi);
     dots(T, q + 128 * j0, tail + 8 + 4 * j0, LM_INT_TAIL, 4, n, out);
-    LM_UNROLL for (int t = 0; t < T; t++) out[t] = i_add(out[t], i_sll(hi[t], 8));
+    LM_UNROLL for (int t = 0; t < T; t++) out[t] = i_add(out[t], high_part(hi[t], x + t));
 }
 /* x is token t0's place in the tile's first array (dx), tail its tail; wide: there are tails. */
 LM_INLINE void add_block(int T, bool wide, const lm_int_plane *p, uint32_t b, uint32_t slot, const float *x, const uint8_t *tail, uint32_t w,
                          vf *acc) {
-    const uint8_t *q = p->q + (size_t)b * 1024 + slot * 64, *v = (const uint8_t *)(x + 4 * w);
+    const uint8_t *q = p->q + (size_t)b * 1024 + slot * 64;
     const float *d = p->scale + (size_t)b * p->halves * 32 + slot * 16, *m = p->min + (size_t)b * p->halves * 32 + slot * 16;
     vi i0[LM_DOTS_T], i1[LM_DOTS_T];
-    block_ints(T, wide, q, v, tail, w, 0, p->halves == 1 ? 8 : 4, i0);
-    if (p->halves == 2) block_ints(T, wide, q, v, tail, w, 4, 4, i1);
+    block_ints(T, wide, q, x, tail, w, 0, p->halves == 1 ? 8 : 4, i0);
+    if (p->halves == 2) block_ints(T, wide, q, x, tail, w, 4, 4, i1);
     LM_UNROLL for (int t = 0; t < T; t++) {
-        const float dx = wide ? lm_int_step(x[t]) : x[t];
+        const float dx = wide ? __builtin_fabsf(x[t]) : x[t];
         vf f = v_mul(v_cvt(i0[t]), v_load(d));
         if (p->halves == 2) f = v_fma(v_cvt(i1[t]), v_load(d + 32), f);
         acc[t] = v_fma(f, v_set(dx), acc[t]);

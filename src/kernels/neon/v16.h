@@ -63,6 +63,7 @@ LM_INLINE vi i_or(vi x, vi y) { return LM_Q2(vi, vorrq_s32, x, y); }
 #define LM_Q_SRL(x) ((int32x4_t)((uint32x4_t)(x) >> (uint32_t)n))
 #define LM_Q_SLL(x) ((int32x4_t)((uint32x4_t)(x) << (uint32_t)n))
 #define LM_Q_SRA(x) ((x) >> n)
+LM_INLINE vi i_sllv(vi x, vi n) { return LM_Q2(vi, vshlq_s32, x, n); }
 LM_INLINE vi i_srl(vi x, int n) { return LM_Q1(vi, LM_Q_SRL, x); }
 LM_INLINE vi i_sll(vi x, int n) { return LM_Q1(vi, LM_Q_SLL, x); }
 LM_INLINE vi i_sra(vi x, int n) { return LM_Q1(vi, LM_Q_SRA, x); }

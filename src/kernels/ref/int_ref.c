@@ -22,14 +22,14 @@ static void quantise_block(bool quiet, const float *x, uint32_t w, uint32_t t, u
     const float m = largest(x);
     const bool finite = m < INFINITY, zero = finite && m < 0x1p-100f;
     const float dx = zero ? 0.0f : finite ? m / (float)top : NAN, s = zero || !finite ? 0.0f : (float)top / m;
-    int32_t sum = 0, high[2] = {0, 0}, both[2] = {0, 0};
+    int32_t high[2] = {0, 0}, both[2] = {0, 0};
     for (uint32_t i = 0; i < LM_INT_BLK; i++) {
         const int32_t v = finite ? (int32_t)lrintf(x[i] * s) : 0, h = quiet ? v : (v + 128) >> 8, lo = quiet ? 0 : v - 256 * h;
-        sum += v, high[i / 16] += h, both[i / 16] += 256 * h + lo;
+        high[i / 16] += h, both[i / 16] += v;
         ((int8_t *)dst)[16 * w + (i / 4 * w + t) * 4 + i % 4] = (int8_t)h;
         if (tail) ((int8_t *)tail)[LM_INT_TAIL * t + 8 + i] = (int8_t)lo;
     }
-    const float sx = dx * (float)sum, step = quiet || !finite ? dx : -dx;
+    const float sx = dx * (float)(both[0] + both[1]), step = quiet || !finite ? dx : -dx;
     const int32_t c[4] = {-128 * (high[0] + high[1]), -128 * high[0], -128 * (both[0] + both[1]), -128 * both[0]};
     memcpy(dst + 4 * t, &step, 4);
     memcpy(dst + 4 * (w + t), &sx, 4);
@@ -56,10 +56,10 @@ static float word_f(const uint8_t *p) {
     memcpy(&f, p, 4);
     return f;
 }
-/* Token t's element i of a block, 256 times in quiet blocks of mixed; tail: NULL in i8 */
+/* Token t's element i of a block; tail: NULL in i8 */
 static int32_t value(const uint8_t *x, const uint8_t *tail, uint32_t w, uint32_t t, uint32_t i) {
     const int32_t h = ((const int8_t *)x)[16 * w + (i / 4 * w + t) * 4 + i % 4];
-    return tail ? 256 * h + ((const int8_t *)tail)[LM_INT_TAIL * t + 8 + i] : h;
+    return tail ? h * (signbit(word_f(x + 4 * t)) ? 256 : 1) + ((const int8_t *)tail)[LM_INT_TAIL * t + 8 + i] : h;
 }
 /* The exact integer of a row and a token over elements [i0, i1) of a block. */
 static int32_t dot(const uint8_t *q, const uint8_t *x, const uint8_t *tail, uint32_t w, uint32_t t, uint32_t i0, uint32_t i1) {
@@ -69,7 +69,7 @@ static int32_t dot(const uint8_t *q, const uint8_t *x, const uint8_t *tail, uint
 }
 static float add_block(const lm_int_plane *w, uint32_t b, uint32_t r, const uint8_t *x, const uint8_t *tail, uint32_t n, uint32_t t, float acc) {
     const uint8_t *q = w->q + (size_t)b * 1024 + 4 * r; /* row r of 32: strip r/16 is 64 bytes on */
-    const float dx = tail ? lm_int_step(word_f(x + 4 * t)) : word_f(x + 4 * t);
+    const float dx = fabsf(word_f(x + 4 * t));
     const float *d = w->scale + (size_t)b * w->halves * 32 + r, *m = w->min + (size_t)b * w->halves * 32 + r;
     if (w->halves == 1) {
         acc = fmaf((float)dot(q, x, tail, n, t, 0, 32) * d[0], dx, acc);

@@ -45,6 +45,7 @@ LM_INLINE vi i_add(vi a, vi b) { return (vi)((vu)a + (vu)b); }
 LM_INLINE vi i_sub(vi a, vi b) { return (vi)((vu)a - (vu)b); }
 LM_INLINE vi i_and(vi a, vi b) { return a & b; }
 LM_INLINE vi i_or(vi a, vi b) { return a | b; }
+LM_INLINE vi i_sllv(vi a, vi n) { return (vi)((vu)a << (vu)n); }
 LM_INLINE vi i_srl(vi a, int n) { return (vi)((vu)a >> (uint32_t)n); }
 LM_INLINE vi i_sll(vi a, int n) { return (vi)((vu)a << (uint32_t)n); }
 LM_INLINE vi i_sra(vi a, int n) { return a >> n; }
