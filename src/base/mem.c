@@ -115,7 +115,8 @@ void lm_pages_free(void *p, size_t bytes) {
     if (p) munmap(p, page_round(bytes));
 }
 
-void lm_pages_give_back(void *p, size_t bytes) {
+/* The whole pages in it go back to the system, and are zero when touched again. */
+static void give_back(void *p, size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uintptr_t from = ((uintptr_t)p + page - 1) / page * page, to = ((uintptr_t)p + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_DONTNEED);
@@ -158,11 +159,12 @@ void *lm_slab_take(lm_slab *s, size_t bytes) {
     atomic_fetch_add_explicit(&s->users, 1, memory_order_relaxed);
     return p;
 }
+size_t lm_slab_asks(size_t bytes) { return bytes > SLAB_BYTES / 2 ? bytes : SLAB_BYTES; }
 void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
     const bool alone = bytes > SLAB_BYTES / 2;
     void *p = *at && !alone ? lm_slab_take(*at, bytes) : NULL;
     if (p) return *of = *at, p;
-    lm_slab *s = lm_slab_create(alone ? bytes : SLAB_BYTES);
+    lm_slab *s = lm_slab_create(lm_slab_asks(bytes));
     if (!s) return NULL;
     p = lm_slab_take(s, bytes);
     *of = s;
@@ -172,7 +174,7 @@ void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
     return p;
 }
 void lm_slab_free(lm_slab *s, void *p, size_t bytes) {
-    lm_pages_give_back(p, bytes); /* what is not given back now goes with the slab */
+    give_back(p, bytes); /* what is not given back now goes with the slab */
     slab_drop(s);
 }
 

@@ -36,7 +36,6 @@ uint64_t lm_alloc_count(void); /* calls so far that allocated, lm_pages_alloc's 
  * Free with lm_pages_free and the same size. */
 void *lm_pages_alloc(size_t bytes, bool huge);
 void lm_pages_free(void *p, size_t bytes);
-void lm_pages_give_back(void *p, size_t bytes); /* the whole pages in it go back to the system, and are zero when touched again */
 
 /* Huge pages shared by blocks that live about as long. Alone, a block has small pages, which are read more slowly and cost a fault each,
  * past its last whole huge one, or throughout where it is small. A slab lives until its last block is freed and its maker has left it.
@@ -47,8 +46,9 @@ void *lm_slab_take(lm_slab *s, size_t bytes);          /* NULL when there is no 
 void lm_slab_free(lm_slab *s, void *p, size_t bytes);  /* whole pages go back to the system at once */
 void lm_slab_leave(lm_slab **at);                      /* by its maker; *at is NULL afterwards, and may be before */
 /* A block of any size, *of its slab: from *at (NULL at first), or from a new one that takes its place; a large one has a slab of its own.
- * NULL when out of memory. */
+ * NULL when out of memory, and then lm_slab_asks says for how much was asked. */
 void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of);
+size_t lm_slab_asks(size_t bytes);
 
 /* A growing arena: allocations live until the arena is destroyed. Not thread-safe. */
 typedef struct lm_arena lm_arena;

@@ -35,14 +35,14 @@ static uint64_t value_at(lm_kv t, uint32_t at, uint32_t d) {
 }
 static uint64_t value_scale(uint32_t at, uint32_t block) { return block * lm_kv_plane(LM_KV_Q8_0) + LM_KV_PAGE * LM_KV_SPAN + 2 * (uint64_t)at; }
 
-/* A row's elements in BF16X2, whose subnormals are zeros: whatever a file holds. */
-static void flush(uint8_t *row, uint64_t n) {
-    for (uint64_t i = 0; i < n; i++, row += 2) {
-        uint16_t h;
-        memcpy(&h, row, 2);
-        if (!(h & 0x7f80)) h &= 0x8000;
-        memcpy(row, &h, 2);
-    }
+/* An element as a cache holds it. BF16X2 has zeros for subnormals: what a run stores has none, a file may say anything. */
+static void put_element(lm_kv t, uint8_t *to, const uint8_t *from) {
+    memcpy(to, from, lm_kv_elem(t));
+    if (t != LM_KV_BF16X2) return;
+    uint16_t h;
+    memcpy(&h, to, 2);
+    if (!(h & 0x7f80)) h &= 0x8000;
+    memcpy(to, &h, 2);
 }
 void lm_kv_get(lm_kv t, const uint8_t *keys, const uint8_t *values, uint32_t dk, uint32_t dv, uint32_t at, uint8_t *row) {
     const uint32_t n = lm_kv_elem(t);
@@ -50,19 +50,12 @@ void lm_kv_get(lm_kv t, const uint8_t *keys, const uint8_t *values, uint32_t dk,
     for (uint32_t b = 0; t == LM_KV_Q8_0 && b < lm_kv_spans(dk); b++, row += 2) memcpy(row, keys + key_scale(dk, at, b), 2);
     for (uint32_t d = 0; d < dv; d++, row += n) memcpy(row, values + value_at(t, at, d), n);
     for (uint32_t b = 0; t == LM_KV_Q8_0 && b < lm_kv_spans(dv); b++, row += 2) memcpy(row, values + value_scale(at, b), 2);
-    if (t == LM_KV_BF16X2) flush(row - ((uint64_t)dk + dv) * 2, (uint64_t)dk + dv);
 }
 void lm_kv_put(lm_kv t, uint8_t *keys, uint8_t *values, uint32_t dk, uint32_t dv, uint32_t at, const uint8_t *row) {
     const uint32_t n = lm_kv_elem(t);
     if (t == LM_KV_BF16X2 && dk % 2) memset(keys + key_at(t, dk, at, dk), 0, n);
-    for (uint32_t d = 0; d < dk; d++, row += n) {
-        memcpy(keys + key_at(t, dk, at, d), row, n);
-        if (t == LM_KV_BF16X2) flush(keys + key_at(t, dk, at, d), 1);
-    }
+    for (uint32_t d = 0; d < dk; d++, row += n) put_element(t, keys + key_at(t, dk, at, d), row);
     for (uint32_t b = 0; t == LM_KV_Q8_0 && b < lm_kv_spans(dk); b++, row += 2) memcpy(keys + key_scale(dk, at, b), row, 2);
-    for (uint32_t d = 0; d < dv; d++, row += n) {
-        memcpy(values + value_at(t, at, d), row, n);
-        if (t == LM_KV_BF16X2) flush(values + value_at(t, at, d), 1);
-    }
+    for (uint32_t d = 0; d < dv; d++, row += n) put_element(t, values + value_at(t, at, d), row);
     for (uint32_t b = 0; t == LM_KV_Q8_0 && b < lm_kv_spans(dv); b++, row += 2) memcpy(values + value_scale(at, b), row, 2);
 }

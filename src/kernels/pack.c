@@ -37,7 +37,7 @@ static lm_status create(const lm_dtype *type, lm_pack pack, uint64_t n_mat, uint
     m.strip_bytes = (size_t)strip;
     m.bytes = (size_t)n;
     m.data = slab ? lm_slab_alloc(slab, m.bytes, &m.slab) : lm_pages_alloc(m.bytes, true);
-    if (!m.data) return lm_fail_nomem(err, "packed weights", m.bytes);
+    if (!m.data) return lm_fail_nomem(err, "packed weights", slab ? lm_slab_asks(m.bytes) : m.bytes);
     *out = m;
     return LM_OK;
 }

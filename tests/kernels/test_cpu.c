@@ -479,6 +479,20 @@ static void survives_failing_allocations(void **state) {
     }
     lm_program_free(p);
 }
+/* What was refused is the slab, not the little that was wanted of it. */
+static void out_of_memory_names_the_slab(void **state) {
+    (void)state;
+    lm_slab *slab = NULL;
+    lm_packed_matrix m;
+    lm_error err;
+    static const char *const says[] = {": 67108864 bytes needed for packed weights", ": 1088 bytes needed for packed weights"};
+    for (int alone = 0; alone < 2; alone++) {
+        lm_alloc_fail_after(1);
+        assert_int_equal(lm_packed_create(lm_dtype_by_name("Q8_0"), 1, 16, 64, alone ? NULL : &slab, &m, &err), LM_NOMEM);
+        lm_alloc_fail_after(0);
+        if (!strstr(err.message, says[alone])) fail_msg("%s", err.message);
+    }
+}
 static void refuses_by_name(void **state) {
     (void)state;
     lm_device *d;
@@ -497,6 +511,7 @@ int main(void) {
         cmocka_unit_test(near_the_arbiter), cmocka_unit_test(same_bits), cmocka_unit_test(same_bits_in_bf16), cmocka_unit_test(same_bits_in_kv),
         cmocka_unit_test(company), cmocka_unit_test(stopped_runs_leave_nothing),
         cmocka_unit_test(survives_failing_allocations), cmocka_unit_test(refuses_by_name),
+        cmocka_unit_test(out_of_memory_names_the_slab),
     };
     return cmocka_run_group_tests(tests, setup, NULL);
 }

@@ -205,6 +205,8 @@ static void slabs(void **state) {
         assert_null(none);
         lm_alloc_fail_after(0);
     }
+    assert_int_equal(lm_slab_asks(small), 64u << 20);
+    assert_int_equal(lm_slab_asks(large), large);
     lm_slab *s;
     volatile size_t most = SIZE_MAX;
     assert_null(lm_slab_alloc(&at, most, &s));

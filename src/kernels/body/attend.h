@@ -207,15 +207,8 @@ static void attend_softmax(const lm_attend *a, uint32_t first, uint32_t end) {
 }
 
 LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
-    uint32_t first = LM_KV_PAGE, end = 0, clo = 0, chi = LM_KV_PAGE; /* keys [clo, chi) are seen by all */
-    for (int i = 0; i < N; i++) {
-        const uint32_t lo = a->lo[i], hi = a->hi[i];
-        clo = lo > clo ? lo : clo;
-        chi = hi < chi ? hi : chi;
-        if (lo >= hi) continue;
-        first = lo < first ? lo : first;
-        end = hi > end ? hi : end;
-    }
+    const attend_range r = attend_range_of(a, (uint32_t)N);
+    const uint32_t first = r.first, end = r.end;
     for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP) {
         const uint8_t *tile = a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk);
         float *s = a->s + (size_t)j * (size_t)N;
@@ -226,8 +219,8 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
         else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, later, stride, s);
     }
     attend_softmax(a, first, end);
-    const bool all = clo <= first && chi >= end, some = clo < chi;
-    const bool finite = !a->keep && (all || (some ? attend_finite(type, a, first, clo) && attend_finite(type, a, chi, end)
+    const bool all = r.lo <= first && r.hi >= end, some = r.lo < r.hi;
+    const bool finite = !a->keep && (all || (some ? attend_finite(type, a, first, r.lo) && attend_finite(type, a, r.hi, end)
                                                   : attend_finite(type, a, first, end)));
     for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
         const uint8_t *plane = a->values + c / LM_KV_SPAN * lm_kv_plane(type);

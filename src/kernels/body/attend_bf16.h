@@ -94,16 +94,8 @@ static void k_seen(const lm_attend *a, const uint8_t *plane, float *o) {
 }
 
 static void k_attend(const lm_attend *a) {
-    uint32_t first = LM_KV_PAGE, end = 0, clo = 0, chi = LM_KV_PAGE; /* keys [clo, chi) are seen by all */
-    for (uint32_t i = 0; i < a->n; i++) {
-        const uint32_t lo = a->lo[i], hi = a->hi[i];
-        clo = lo > clo ? lo : clo;
-        chi = hi < chi ? hi : chi;
-        if (lo >= hi) continue;
-        first = lo < first ? lo : first;
-        end = hi > end ? hi : end;
-    }
-    const uint32_t from = first / 32, to = (end + 31) / 32, j0 = first / 2, j1 = (end + 1) / 2, c0 = (clo + 1) / 2, c1 = chi / 2;
+    const attend_range r = attend_range_of(a, a->n);
+    const uint32_t from = r.first / 32, to = (r.end + 31) / 32, j0 = r.first / 2, j1 = (r.end + 1) / 2, c0 = (r.lo + 1) / 2, c1 = r.hi / 2;
     const size_t ahead = a->n <= K_FEW && a->hi[0] == LM_KV_PAGE ? K_AHEAD : 0;
     for (uint32_t u = from; u < to; u++) k_scores(a, u, ahead);
     k_softmax(a, from, to);

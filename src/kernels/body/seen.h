@@ -7,6 +7,22 @@ LM_INLINE vf attend_mask(const lm_attend *a, uint32_t i, uint32_t t, vf x, vf y)
     x = v_less(lane, v_set((float)a->lo[i] - 16.0f * (float)t), y, x);
     return a->keep ? v_less(v_set(0.0f), v_cvt(i_load_u8(a->keep + 16 * t)), x, y) : x;
 }
+/* Keys [first, end) are seen by some query, [lo, hi) of them by all; end is 0 where none sees any. */
+typedef struct attend_range {
+    uint32_t first, end, lo, hi;
+} attend_range;
+LM_INLINE attend_range attend_range_of(const lm_attend *a, uint32_t n) {
+    attend_range r = {LM_KV_PAGE, 0, 0, LM_KV_PAGE};
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t lo = a->lo[i], hi = a->hi[i];
+        r.lo = lo > r.lo ? lo : r.lo;
+        r.hi = hi < r.hi ? hi : r.hi;
+        if (lo >= hi) continue;
+        r.first = lo < r.first ? lo : r.first;
+        r.end = hi > r.end ? hi : r.end;
+    }
+    return r;
+}
 /* A query's tiles of 16 keys: those that it sees some of, of these the ones that it sees as a whole, and where the first one's scores are. */
 typedef struct attend_tiles {
     uint32_t t0, t1, full0, full1;
