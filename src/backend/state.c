@@ -2,8 +2,7 @@
  *
  * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about
  * to be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs
- * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS of each kind (due at multiples of LM_PAGE; asked for) are
- * kept. Pages made at once stand in one slab of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
+ * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS are kept. Pages made at once stand in one slab of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
  * other, before a prompt can begin. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
  */
 #include "backend/state_impl.h"
@@ -82,12 +81,12 @@ lm_status lm_state_create(const lm_program *p, const lm_cache_type *type, lm_sta
     if (!s) return lm_fail_nomem(err, "a sequence's state", sizeof *s);
     *s = (lm_state){.program = p, .type = type, .n_slots = n, .rope_set = -1};
     s->slot = lm_calloc(n ? n : 1, sizeof *s->slot);
-    s->kept = lm_calloc((size_t)LM_KEPT * (n ? n : 1), sizeof *s->kept);
+    s->kept = lm_calloc((size_t)LM_CHECKPOINTS * (n ? n : 1), sizeof *s->kept);
     if (!s->slot || !s->kept) {
         lm_state_free(s);
         return lm_fail_nomem(err, "a sequence's state", n * sizeof *s->slot);
     }
-    for (uint32_t i = 0; i < LM_KEPT; i++) s->check[i].block = s->kept + (size_t)i * n;
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) s->check[i].block = s->kept + (size_t)i * n;
     for (uint32_t i = 0; i < n; i++) {
         s->slot[i].desc = p->slot[i];
         if (!slot_sizes(type, &s->slot[i])) {
@@ -116,7 +115,7 @@ static void check_drop(lm_state *s, lm_state_check *c) {
 
 void lm_state_free(lm_state *s) {
     if (!s) return;
-    for (uint32_t i = 0; i < LM_KEPT; i++)
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++)
         if (s->check[i].used) check_drop(s, &s->check[i]);
     for (uint32_t i = 0; s->slot && i < s->n_slots; i++) {
         slot_clear(&s->slot[i]);
@@ -138,7 +137,7 @@ uint64_t lm_state_bytes(const lm_state *s) {
         const lm_state_slot *t = &s->slot[i];
         for (uint32_t j = 0; j < t->n_pages; j++) n += t->page[j] ? t->bytes : 0;
         n += t->block ? t->bytes : 0;
-        for (uint32_t j = 0; j < LM_KEPT; j++) n += s->check[j].used && s->check[j].block[i] ? t->bytes : 0;
+        for (uint32_t j = 0; j < LM_CHECKPOINTS; j++) n += s->check[j].used && s->check[j].block[i] ? t->bytes : 0;
     }
     return n;
 }
@@ -224,13 +223,12 @@ lm_status lm_state_reserve(lm_state *s, uint32_t n, lm_error *err) {
     return lm_fail_nomem(err, "the caches of a sequence", bytes);
 }
 
-/* Remembers the blocks at the present length, over the oldest checkpoint of the same kind. */
-static void check_take(lm_state *s, bool asked) {
+/* Remembers the blocks at the present length, over the oldest checkpoint. */
+static void check_take(lm_state *s) {
     lm_state_check *at = NULL;
-    uint32_t base = asked ? LM_CHECKPOINTS : 0;
-    for (uint32_t i = 0; i < LM_KEPT; i++)
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++)
         if (s->check[i].used && s->check[i].length == s->length) return;
-    for (uint32_t i = base; i < base + LM_CHECKPOINTS; i++) {
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) {
         lm_state_check *c = &s->check[i];
         if (!c->used) at = c;
         else if (!at || (at->used && c->length < at->length)) at = c;
@@ -252,13 +250,7 @@ void lm_state_commit(lm_state *s, uint32_t n) {
             t->page[t->first] = NULL;
         }
     }
-    if (s->recurrent && n && s->length % LM_PAGE == 0) check_take(s, false);
-}
-
-lm_status lm_state_checkpoint(lm_state *s, lm_error *err) {
-    (void)err;
-    if (s->recurrent && s->length) check_take(s, true);
-    return LM_OK;
+    if (s->recurrent && n && s->length % LM_PAGE == 0) check_take(s);
 }
 
 lm_status lm_state_fork(const lm_state *s, lm_state **out, lm_error *err) {
@@ -278,7 +270,7 @@ lm_status lm_state_fork(const lm_state *s, lm_state **out, lm_error *err) {
         u->first = t->first;
         u->block = buf_ref(t->block);
     }
-    for (uint32_t i = 0; i < LM_KEPT; i++) {
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) {
         if (!s->check[i].used) continue;
         f->check[i].used = true;
         f->check[i].length = s->check[i].length;
@@ -301,7 +293,7 @@ static uint32_t window_floor(const lm_state *s) {
     return floor;
 }
 static lm_state_check *check_at(const lm_state *s, uint32_t length) {
-    for (uint32_t i = 0; i < LM_KEPT; i++)
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++)
         if (s->check[i].used && s->check[i].length == length) return (lm_state_check *)&s->check[i];
     return NULL;
 }
@@ -311,7 +303,7 @@ uint32_t lm_state_reachable(const lm_state *s, uint32_t length) {
     uint32_t floor = window_floor(s), best = 0;
     if (length < floor) return 0;
     if (!s->recurrent) return length;
-    for (uint32_t i = 0; i < LM_KEPT; i++) {
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) {
         const lm_state_check *c = &s->check[i];
         if (c->used && c->length <= length && c->length >= floor && c->length > best) best = c->length;
     }
@@ -321,7 +313,7 @@ uint32_t lm_state_reachable(const lm_state *s, uint32_t length) {
 /* The least length above zero that can be reached, for the message. */
 static uint32_t least_reachable(const lm_state *s) {
     uint32_t floor = window_floor(s), least = s->recurrent ? s->length : floor;
-    for (uint32_t i = 0; s->recurrent && i < LM_KEPT; i++) {
+    for (uint32_t i = 0; s->recurrent && i < LM_CHECKPOINTS; i++) {
         const lm_state_check *c = &s->check[i];
         if (c->used && c->length >= floor && c->length < least) least = c->length;
     }
@@ -347,7 +339,7 @@ lm_status lm_state_truncate(lm_state *s, uint32_t length, lm_error *err) {
             t->block = buf_ref(at->block[i]);
         }
     }
-    for (uint32_t i = 0; i < LM_KEPT; i++)
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++)
         if (s->check[i].used && s->check[i].length > length) check_drop(s, &s->check[i]);
     s->length = length;
     if (!length) s->rope_set = -1;

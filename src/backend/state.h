@@ -3,9 +3,9 @@
  * KV, latent and index caches are pages of 256 positions aligned to absolute position; a page holds, for each head, its keys, then its values:
  * [256][dk] and [256][dv] in the backend's floats, or, in the KV slots of a tiled type, as kernels/kv.h lays them out. Pages are
  * reference-counted and copied on write, so a fork is cheap. A page that lies wholly before a slot's window is let go, one page late, so that
- * going back by up to 256 positions is always possible. Recurrent caches (conv, delta) are blocks of state that the backend reads and writes in place; they can't be rolled back, so
- * checkpoints are kept: at every commit that ends on a multiple of 256 positions (so whoever cuts the chunks ends them there) and whenever
- * lm_state_checkpoint is called (the newest LM_CHECKPOINTS of each). A backend that can fail after writing a block works on a copy.
+ * going back by up to 256 positions is always possible. Recurrent caches (conv, delta) are blocks of state that the backend reads and writes in
+ * place; they can't be rolled back, so checkpoints are kept: at every commit that ends on a multiple of 256 positions (so whoever cuts the chunks
+ * ends them there), the newest LM_CHECKPOINTS. A backend that can fail after writing a block works on a copy.
  * Not thread-safe, except that different sequences' states may be used from different threads (shared pages are counted atomically).
  */
 #ifndef LM_BACKEND_STATE_H
@@ -43,8 +43,7 @@ lm_status lm_state_fork(const lm_state *s, lm_state **out, lm_error *err);
 lm_status lm_state_truncate(lm_state *s, uint32_t length, lm_error *err);
 /* The greatest length ≤ `length` that lm_state_truncate can reach (0 always can). */
 uint32_t lm_state_reachable(const lm_state *s, uint32_t length);
-lm_status lm_state_checkpoint(lm_state *s, lm_error *err); /* recurrent slots only; no-op without any */
-/* Forces recurrent rows past position p to be replayed … is the session's job: truncate to a reachable length and run the rest again. */
+/* To go back to any other length is the session's job: truncate to a reachable one and run the rest again. */
 
 /* Page `page` of a paged slot: keys of head h at k, values at v. NULL when it was let go or never made. */
 void *lm_state_keys(lm_state *s, uint32_t slot, uint32_t page, uint32_t head);

@@ -105,9 +105,9 @@ static void put_all(writer *w, const lm_state *s, const char *tag, const uint8_t
     put_u32(w, s->n_slots);
     for (uint32_t i = 0; i < s->n_slots; i++) put_slot(w, s, &s->slot[i]);
     uint32_t n = 0;
-    for (uint32_t i = 0; i < LM_KEPT; i++) n += s->check[i].used;
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) n += s->check[i].used;
     put_u32(w, n);
-    for (uint32_t i = 0; i < LM_KEPT; i++) {
+    for (uint32_t i = 0; i < LM_CHECKPOINTS; i++) {
         if (!s->check[i].used) continue;
         put_u32(w, i);
         put_u32(w, s->check[i].length);
@@ -204,10 +204,10 @@ static void take_slot(reader *r, lm_state *s, lm_state_slot *t) {
 }
 static void take_checks(reader *r, lm_state *s) {
     uint32_t n = take_u32(r);
-    if (n > LM_KEPT) r->ok = false;
+    if (n > LM_CHECKPOINTS) r->ok = false;
     for (uint32_t i = 0; r->ok && i < n; i++) {
         uint32_t place = take_u32(r), length = take_u32(r);
-        if (place >= LM_KEPT || s->check[place].used || !s->recurrent || !length || length > s->length) {
+        if (place >= LM_CHECKPOINTS || s->check[place].used || !s->recurrent || !length || length > s->length) {
             r->ok = false;
             return;
         }

@@ -3,8 +3,6 @@
 #define LM_BACKEND_STATE_IMPL_H
 #include "backend/state.h"
 
-#define LM_KEPT (2 * LM_CHECKPOINTS) /* the first half: due at multiples of LM_PAGE; the second: asked for */
-
 typedef struct lm_state_buf lm_state_buf; /* a reference-counted page or block */
 
 typedef struct lm_state_slot {
@@ -32,7 +30,7 @@ struct lm_state {
     bool recurrent; /* has a conv or delta slot */
     lm_state_slot *slot;
     lm_state_buf **kept; /* the checkpoints' block tables, one allocation */
-    lm_state_check check[LM_KEPT];
+    lm_state_check check[LM_CHECKPOINTS];
 };
 
 bool lm_slot_paged(const lm_cache_slot *c);
