@@ -115,8 +115,7 @@ void lm_pages_free(void *p, size_t bytes) {
     if (p) munmap(p, page_round(bytes));
 }
 
-/* The whole pages in it go back to the system, and are zero when touched again. */
-static void give_back(void *p, size_t bytes) {
+void lm_pages_give_back(void *p, size_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const uintptr_t from = ((uintptr_t)p + page - 1) / page * page, to = ((uintptr_t)p + bytes) / page * page;
     if (to > from) madvise((void *)from, to - from, MADV_DONTNEED);
@@ -174,7 +173,7 @@ void *lm_slab_alloc(lm_slab **at, size_t bytes, lm_slab **of) {
     return p;
 }
 void lm_slab_free(lm_slab *s, void *p, size_t bytes) {
-    give_back(p, bytes); /* what is not given back now goes with the slab */
+    lm_pages_give_back(p, bytes); /* what is not given back now goes with the slab */
     slab_drop(s);
 }
 

@@ -36,6 +36,7 @@ uint64_t lm_alloc_count(void); /* calls so far that allocated, lm_pages_alloc's 
  * Free with lm_pages_free and the same size. */
 void *lm_pages_alloc(size_t bytes, bool huge);
 void lm_pages_free(void *p, size_t bytes);
+void lm_pages_give_back(void *p, size_t bytes); /* the whole pages in it go back to the system, and are zero when touched again */
 
 /* Huge pages shared by blocks that live about as long. Alone, a block has small pages, which are read more slowly and cost a fault each,
  * past its last whole huge one, or throughout where it is small. A slab lives until its last block is freed and its maker has left it.

@@ -21,8 +21,6 @@ typedef struct lm_parsed {
 } lm_parsed;
 
 lm_status lm_gguf_parse(const uint8_t *p, uint64_t n, const char *file, lm_arena *a, lm_parsed *out, lm_error *err);
-/* Whether the metadata is that of a model: it has an architecture and isn't an adapter, a projector, an importance matrix … */
-lm_status lm_gguf_check_model(const lm_meta *m, const char *file, lm_error *err);
 lm_status lm_safetensors_parse(const uint8_t *p, uint64_t n, const char *file, lm_arena *a, lm_parsed *out, lm_error *err);
 /* config.json, generation_config.json: one object, flattened */
 lm_status lm_config_parse(const uint8_t *p, uint64_t n, const char *file, lm_arena *a, lm_meta *out, lm_error *err);
@@ -56,7 +54,6 @@ void lm_tensors_by_place(lm_tensor_rec *r, size_t n); /* sorts by offset in the 
 lm_status lm_tensors_finish(lm_tensor_rec *r, uint32_t n, const char *file, lm_arena *a, lm_parsed *out, lm_error *err);
 
 /* ---- shared by the openers ---- */
-lm_status lm_source_new(const char *path, lm_source_kind kind, lm_source **out, lm_error *err);
 /* Maps n files (paths are full paths, in name order) into s->file. */
 lm_status lm_source_map(lm_source *s, const char *const *path, uint32_t n, lm_error *err);
 /* Joins the tensors of the files (part[i] is file i) into s->tensor, sorted; a name in two files is an error. */

@@ -76,7 +76,7 @@ lm_status lm_source_join(lm_source *s, const lm_parsed *part, lm_error *err) {
 }
 
 /* ---- files ---- */
-lm_status lm_source_new(const char *path, lm_source_kind kind, lm_source **out, lm_error *err) {
+static lm_status new_source(const char *path, lm_source_kind kind, lm_source **out, lm_error *err) {
     lm_arena *a = lm_arena_create();
     if (!a) return lm_fail_nomem(err, "a source", sizeof **out);
     lm_source *s = lm_arena_alloc(a, sizeof *s);
@@ -172,7 +172,7 @@ static lm_status open_into(lm_source *s, lm_error *err) { return s->kind == LM_S
 
 lm_status lm_source_open(const char *path, lm_source **out, lm_error *err) {
     lm_source *s = NULL;
-    LM_TRY(lm_source_new(path, lm_is_dir(path) ? LM_SOURCE_HF : LM_SOURCE_GGUF, &s, err));
+    LM_TRY(new_source(path, lm_is_dir(path) ? LM_SOURCE_HF : LM_SOURCE_GGUF, &s, err));
     lm_status st = open_into(s, err);
     if (st != LM_OK) {
         lm_error_set_file(err, path);
@@ -193,7 +193,7 @@ static lm_status st_into(lm_source *s, lm_error *err) {
 
 lm_status lm_safetensors_open(const char *path, lm_source **out, lm_error *err) {
     lm_source *s = NULL;
-    LM_TRY(lm_source_new(path, LM_SOURCE_HF, &s, err));
+    LM_TRY(new_source(path, LM_SOURCE_HF, &s, err));
     lm_status st = st_into(s, err);
     if (st != LM_OK) {
         lm_error_set_file(err, path);

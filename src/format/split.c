@@ -36,7 +36,8 @@ static lm_status count_key(const lm_meta *m, const char *key, int64_t absent, co
     return LM_OK;
 }
 
-lm_status lm_gguf_check_model(const lm_meta *m, const char *file, lm_error *err) {
+/* Whether the metadata is that of a model: it has an architecture and isn't an adapter, a projector, an importance matrix … */
+static lm_status check_model(const lm_meta *m, const char *file, lm_error *err) {
     static const struct {
         const char *type, *what;
     } others[] = {{"adapter", "an adapter (LoRA): merge it into its model"},
@@ -96,7 +97,7 @@ static lm_status finish(lm_source *s, const lm_parsed *part, lm_error *err) {
     s->meta = part[0].meta;
     s->gguf_version = part[0].version;
     s->gguf_alignment = part[0].alignment;
-    LM_TRY(lm_gguf_check_model(&s->meta, s->file[0].path, err));
+    LM_TRY(check_model(&s->meta, s->file[0].path, err));
     LM_TRY(lm_source_join(s, part, err));
     LM_TRY(count_key(&s->meta, "split.tensors.count", s->n_tensors, s->file[0].path, &want, err));
     if (want != s->n_tensors)

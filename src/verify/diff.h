@@ -167,7 +167,6 @@ void lm_diff_local(lm_diff_tap *t, int side, lm_dist err, lm_dist noise, double 
 
 LM_PRINTF(2, 3) const char *lm_diff_say(lm_diff *d, const char *fmt, ...); /* in the arena; "" when out of memory */
 const char *lm_diff_judged(const lm_diff_row *r);  /* diff_report.c: what the arbiter says of a token that the sides dispute */
-const char *lm_diff_verdict(const lm_diff *d);     /* "explained", "unexplained", "identical", "ties" */
 bool lm_diff_disputed(const lm_diff_row *r);       /* both sides choose, and differently */
 bool lm_diff_near_tie(const lm_diff_row *r, int side); /* its choice differs from the arbiter's, and rounding explains it */
 

@@ -8,7 +8,7 @@
 enum { MOST_LINES = 12 }; /* of a list in the text; the JSON has them all */
 
 bool lm_diff_disputed(const lm_diff_row *r) { return r->top[0] != LM_NO_ID && r->top[1] != LM_NO_ID && r->top[0] != r->top[1]; }
-const char *lm_diff_verdict(const lm_diff *d) {
+static const char *verdict(const lm_diff *d) {
     return d->n_findings ? "unexplained" : d->ties ? "ties" : d->identical ? "identical" : "explained";
 }
 
@@ -266,7 +266,7 @@ char *lm_diff_json(const lm_diff *d) {
     }
     json_t *root =
         json_pack("{s:s, s:s, s:i, s:o, s:o, s:s, s:i}", "A", d->side[0].about, "B", d->side[1].spec ? d->side[1].about : "", "samples",
-                  (int)d->samples, "cases", cases, "findings", findings, "verdict", lm_diff_verdict(d), "exit", lm_diff_exit_code(d));
+                  (int)d->samples, "cases", cases, "findings", findings, "verdict", verdict(d), "exit", lm_diff_exit_code(d));
     char *s = root ? json_dumps(root, JSON_INDENT(1)) : NULL;
     json_decref(root);
     return s;

@@ -41,7 +41,6 @@ typedef struct lm_saved { /* one window's rows */
     int32_t *id;          /* [n][top] */
     float *lp, *rest;     /* [n][top], [n] */
 } lm_saved;
-uint32_t lm_ppl_top(const lm_ppl *p);
 lm_status lm_saved_create(const lm_ppl *p, const lm_window *w, lm_saved *out, lm_error *err);
 /* Row `row`: x its logits, lse their log-sum-exp, e their shares. False: what remains has no mass. */
 void lm_saved_row(const lm_ppl *p, lm_saved *s, uint32_t row, const double *x, double lse, const double *e);

@@ -4,20 +4,20 @@
 #include <math.h>
 #include <stdio.h>
 
-uint32_t lm_ppl_top(const lm_ppl *p) {
+static uint32_t top_of(const lm_ppl *p) {
     const uint32_t top = p->o->top ? p->o->top : LM_QUALITY_TOP, vocab = p->e->program->vocab;
     return top < vocab ? top : vocab;
 }
 
 lm_status lm_saved_create(const lm_ppl *p, const lm_window *w, lm_saved *out, lm_error *err) {
-    const uint64_t n = w->n, top = lm_ppl_top(p);
+    const uint64_t n = w->n, top = top_of(p);
     *out = (lm_saved){lm_arena_calloc(p->arena, n, top * sizeof *out->id), lm_arena_calloc(p->arena, n, top * sizeof *out->lp),
                       lm_arena_calloc(p->arena, n, sizeof *out->rest)};
     return out->id && out->lp && out->rest ? LM_OK : lm_fail_nomem(err, "a reference's rows", n * top * 8);
 }
 
 void lm_saved_row(const lm_ppl *p, lm_saved *s, uint32_t row, const double *x, double lse, const double *e) {
-    const uint32_t vocab = p->e->program->vocab, top = lm_ppl_top(p);
+    const uint32_t vocab = p->e->program->vocab, top = top_of(p);
     int32_t *id = s->id + (size_t)row * top;
     lm_top_row(x, vocab, top, id);
     const double least = x[id[top - 1]];
@@ -48,7 +48,7 @@ static lm_status put(writing *w, uint32_t k, const char *what, const char *type,
 }
 
 static lm_status tensors(writing *w, const lm_saved *s, lm_error *err) {
-    const uint64_t top = lm_ppl_top(w->p);
+    const uint64_t top = top_of(w->p);
     for (uint32_t i = 0; i < w->p->n_windows; i++) {
         const lm_window *x = &w->p->w[i];
         LM_TRY(put(w, x->k, "ids", "I32", 1, x->n, 0, x->id, err));

@@ -125,7 +125,8 @@ static bool same_rope(const lm_rope *x, const lm_rope *y) {
     return true;
 }
 
-bool lm_export_same(const lm_program *a, const lm_program *b, char *where, size_t n) {
+/* But for storage. `where`: the first difference */
+static bool same_program(const lm_program *a, const lm_program *b, char *where, size_t n) {
     snprintf(where, n, "the number of operations");
     if (a->n_ops != b->n_ops || a->n_ropes != b->n_ropes || a->n_slots != b->n_slots || a->max_position != b->max_position) return false;
     for (uint32_t i = 0; i < a->n_ops; i++) {
@@ -233,7 +234,7 @@ static lm_status trial_read(trial *t, bool *same, char *where, size_t n, lm_erro
     *same = false;
     lm_status s = lm_arch_build_logged(&t->src, &log, &p, err);
     if (s != LM_OK) return s;
-    *same = lm_export_same(x->program, p, where, n);
+    *same = same_program(x->program, p, where, n);
     lm_program_free(p);
     return LM_OK;
 }

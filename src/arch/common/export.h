@@ -40,7 +40,6 @@ void lm_export_free(lm_export *x);
 /* Row r of all rows of all its matrices; scratch: lm_export_scratch(t) doubles, the same ones from row to row, zeroed before the first. */
 void lm_export_row(const lm_export_tensor *t, uint64_t r, double *dst, double *scratch);
 uint64_t lm_export_scratch(const lm_export_tensor *t);
-bool lm_export_same(const lm_program *a, const lm_program *b, char *where, size_t n); /* but for storage; `where`: the first difference */
 
 /* ---- for to_gguf hooks: later values replace earlier ones; keys are relative to the architecture -----------------------------------*/
 void lm_export_u32(lm_b *b, const char *key, uint32_t v);

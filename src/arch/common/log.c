@@ -5,7 +5,8 @@
 
 enum { GGUF_U32 = 4, GGUF_I32 = 5, GGUF_F32 = 6, GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_I64 = 11, GGUF_F64 = 12 };
 
-bool lm_log_grow(lm_b *b, void *list, uint32_t n, uint32_t *cap, size_t size) {
+/* Room for one more element of `size` bytes in *list; false after failing the build. */
+static bool grow(lm_b *b, void *list, uint32_t n, uint32_t *cap, size_t size) {
     if (n < *cap) return true;
     uint32_t more = *cap ? 2 * *cap : 64;
     void *p = lm_arena_calloc(b->g.p->arena, more, size), *old;
@@ -36,7 +37,7 @@ static void put(lm_b *b, const char *key, lm_value v) {
     uint32_t i = 0;
     while (i < x->n_kv && strcmp(x->kv[i].key, full)) i++;
     if (i == x->n_kv) {
-        if (!lm_log_grow(b, &x->kv, x->n_kv, &x->cap_kv, sizeof *x->kv)) return;
+        if (!grow(b, &x->kv, x->n_kv, &x->cap_kv, sizeof *x->kv)) return;
         const char *own = keep_text(b, full);
         if (!own) return;
         x->kv[x->n_kv++].key = own;
@@ -125,7 +126,7 @@ void lm_log_value(lm_b *b, const char *gguf, lm_value v, bool found) {
     }
 }
 
-void lm_log_candidate(lm_b *b, const char *key, lm_value v) {
+static void candidate_of(lm_b *b, const char *key, lm_value v) {
     lm_log *l = b->log;
     for (uint32_t i = 0; i < l->n_keys; i++)
         if (!strcmp(l->key[i].key, key)) return;
@@ -141,7 +142,7 @@ void lm_log_candidate(lm_b *b, const char *key, lm_value v) {
     default: return;
     }
     const char *own = keep_text(b, key);
-    if (!own || !lm_log_grow(b, &l->key, l->n_keys, &l->cap_keys, sizeof *l->key)) return;
+    if (!own || !grow(b, &l->key, l->n_keys, &l->cap_keys, sizeof *l->key)) return;
     l->key[l->n_keys++] = (lm_log_key){.key = own, .value = v, .keep = true};
 }
 
@@ -152,7 +153,7 @@ void lm_log_raw(lm_b *b, const char *key, const lm_value *v) {
     if (!b->log->x) return;
     for (size_t i = 0; i < sizeof rope / sizeof *rope; i++)
         if (!strncmp(key, rope[i], strlen(rope[i]))) return;
-    lm_log_candidate(b, key, *v);
+    candidate_of(b, key, *v);
 }
 
 /* ---- tensors ---------------------------------------------------------------------------------------------------------------------*/
@@ -200,7 +201,7 @@ static lm_export_tensor *add(lm_b *b, const char *role, const char *suffix) {
     for (uint32_t i = x->n_tensors; i-- > 0;)
         if (!strcmp(x->tensor[i].name, name)) return NULL; /* a part of a tensor that is written whole, or a tied head */
     const char *own = keep_text(b, name), *own_role = keep_text(b, role);
-    if (!own || !own_role || !lm_log_grow(b, &x->tensor, x->n_tensors, &x->cap_tensors, sizeof *x->tensor)) return NULL;
+    if (!own || !own_role || !grow(b, &x->tensor, x->n_tensors, &x->cap_tensors, sizeof *x->tensor)) return NULL;
     lm_export_tensor *t = &x->tensor[x->n_tensors++];
     *t = (lm_export_tensor){.role = own_role, .name = own, .layer = b->l};
     for (size_t i = 0; i < sizeof float_roles / sizeof *float_roles; i++) t->f32 |= !strcmp(role, float_roles[i]);
@@ -287,7 +288,7 @@ void lm_log_rope(lm_b *b, const lm_rope_spec *s, uint32_t head_dim, uint32_t n_r
     if (!l->x || table == LM_NONE) return;
     for (uint32_t i = 0; i < l->n_ropes; i++)
         if (l->rope[i].table == table) return;
-    if (!lm_log_grow(b, &l->rope, l->n_ropes, &l->cap_ropes, sizeof *l->rope)) return;
+    if (!grow(b, &l->rope, l->n_ropes, &l->cap_ropes, sizeof *l->rope)) return;
     l->rope[l->n_ropes++] = (lm_log_table){.spec = *s, .head_dim = head_dim, .n_rot = n_rot, .table = table};
 }
 
@@ -307,7 +308,7 @@ const lm_rope_spec *lm_export_rope(lm_b *b) {
 
 static void factors(lm_b *b, const char *name, const double *v, uint32_t n) {
     lm_export *x = b->log->x;
-    if (!lm_log_grow(b, &x->tensor, x->n_tensors, &x->cap_tensors, sizeof *x->tensor)) return;
+    if (!grow(b, &x->tensor, x->n_tensors, &x->cap_tensors, sizeof *x->tensor)) return;
     x->tensor[x->n_tensors++] =
         (lm_export_tensor){.role = "rope", .name = name, .layer = UINT32_MAX, .rank = 1, .dim = {n}, .v = v, .f32 = true};
 }
@@ -364,8 +365,8 @@ static void finish_rope(lm_b *b) {
         lm_export_u32(b, "rope.scaling.original_context_length", s->original);
         lm_export_f32(b, "rope.scaling.yarn_beta_fast", s->beta_fast);
         lm_export_f32(b, "rope.scaling.yarn_beta_slow", s->beta_slow);
-        lm_log_candidate(b, "rope_attention_factor", (lm_value){.kind = LM_V_FLOAT, .f = r->factor});
-        lm_log_candidate(b, "rope_truncate", (lm_value){.kind = LM_V_BOOL, .b = s->truncate});
+        candidate_of(b, "rope_attention_factor", (lm_value){.kind = LM_V_FLOAT, .f = r->factor});
+        candidate_of(b, "rope_truncate", (lm_value){.kind = LM_V_BOOL, .b = s->truncate});
     } else if (!strcmp(s->type, "longrope")) {
         lm_export_u32(b, "rope.scaling.original_context_length", r->border);
         lm_export_f32(b, "rope.scaling.attn_factor", r->factor);

@@ -26,7 +26,4 @@ struct lm_log {
     } fused; /* how often the latest fused tensor was fetched */
     uint32_t n_keys, cap_keys, n_ropes, cap_ropes;
 };
-/* Room for one more element of `size` bytes in *list; false after failing the build. */
-bool lm_log_grow(lm_b *b, void *list, uint32_t n, uint32_t *cap, size_t size);
-void lm_log_candidate(lm_b *b, const char *key, lm_value v);
 #endif
