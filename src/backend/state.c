@@ -1,9 +1,10 @@
 /* Sequence states: pages and blocks shared by reference count.
  *
- * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about
- * to be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs
- * nothing until the next reserve, which then copies. The newest LM_CHECKPOINTS are kept. Pages made at once stand in one slab of huge pages: a page of the system's own size costs a fault for each 4 KiB, one after the
- * other, before a prompt can begin. A page is let go one page later than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
+ * A `buf` is a page of a paged slot or the whole block of a recurrent slot. One owner (count 1) may write; reserve copies what is about to
+ * be written and shared. A block that was never made stands for zeros. A checkpoint is one more reference to each block: it costs nothing
+ * until the next reserve, which then copies. The newest LM_CHECKPOINTS are kept. Pages made at once stand in one slab of huge pages: a page
+ * of the system's own size costs a fault for each 4 KiB, one after the other, before a prompt can begin. A page is let go one page later
+ * than its window strictly allows, so that going back by up to LM_PAGE positions never fails.
  */
 #include "backend/state_impl.h"
 #include <stdatomic.h>

@@ -1,11 +1,11 @@
 /* What one sequence remembers: its caches, one per slot of the program, the same structure for every host backend.
  *
- * KV, latent and index caches are pages of 256 positions aligned to absolute position; a page holds, for each head, its keys, then its values:
- * [256][dk] and [256][dv] in the backend's floats, or, in the KV slots of a tiled type, as kernels/kv.h lays them out. Pages are
- * reference-counted and copied on write, so a fork is cheap. A page that lies wholly before a slot's window is let go, one page late, so that
- * going back by up to 256 positions is always possible. Recurrent caches (conv, delta) are blocks of state that the backend reads and writes in
- * place; they can't be rolled back, so checkpoints are kept: at every commit that ends on a multiple of 256 positions (so whoever cuts the chunks
- * ends them there), the newest LM_CHECKPOINTS. A backend that can fail after writing a block works on a copy.
+ * KV, latent and index caches are pages of 256 positions aligned to absolute position; a page holds, for each head, its keys, then its
+ * values: [256][dk] and [256][dv] in the backend's floats, or, in the KV slots of a tiled type, as kernels/kv.h lays them out. Pages are
+ * reference-counted and copied on write, so a fork is cheap. A page that lies wholly before a slot's window is let go, one page late, so
+ * that going back by up to 256 positions is always possible. Recurrent caches (conv, delta) are blocks of state that the backend reads and
+ * writes in place; they can't be rolled back, so checkpoints are kept: at every commit that ends on a multiple of 256 positions (so whoever
+ * cuts the chunks ends them there), the newest LM_CHECKPOINTS. A backend that can fail after writing a block works on a copy.
  * Not thread-safe, except that different sequences' states may be used from different threads (shared pages are counted atomically).
  */
 #ifndef LM_BACKEND_STATE_H

@@ -254,7 +254,8 @@ static lm_status take_header(reader *r, const lm_state *s, const char *tag, lm_e
         return lm_fail(err, LM_UNSUPPORTED, "the session was saved for '%.*s', this is '%.200s': restore it there", shown,
                        (const char *)t, tag);
     if (n_type != strlen(s->type->name) || memcmp(type, s->type->name, n_type) != 0)
-        return lm_fail(err, LM_UNSUPPORTED, "the session's keys and values are %.*s, this run's %s: use the backend, lane and --kv it was saved with",
+        return lm_fail(err, LM_UNSUPPORTED,
+                       "the session's keys and values are %.*s, this run's %s: use the backend, lane and --kv it was saved with",
                        (int)n_type, (const char *)type, s->type->name);
     uint8_t mine[DIGEST];
     fingerprint(s->program, mine);

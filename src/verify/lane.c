@@ -1,11 +1,10 @@
 /* G3: a lane that rounds what goes into its products, against the arbiter over the same file; and against what such rounding costs.
  *
- * The trace gives the ids: each case's prompt and continuation. Three runs go side by side, piece by piece, as many rows as PIECE_BYTES hold: the
- * lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products (lane bf16: of its attention too) of the size that the
- * lane rounds to (envelope.c);
- * and the arbiter, each row of which is compared with both as it comes. The imitation shares no code with the lane: a lane that is farther from
- * the arbiter than TIMES the imitation does something else than round. Both means have their standard errors allowed for: where a choice of experts
- * flips, a few positions make most of a mean.
+ * The trace gives the ids: each case's prompt and continuation. Three runs go side by side, piece by piece, as many rows as PIECE_BYTES
+ * hold: the lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products (lane bf16: of its attention too)
+ * of the size that the lane rounds to (envelope.c); and the arbiter, each row of which is compared with both as it comes. The imitation
+ * shares no code with the lane: a lane that is farther from the arbiter than TIMES the imitation does something else than round. Both means
+ * have their standard errors allowed for: where a choice of experts flips, a few positions make most of a mean.
  */
 #include "verify/diff.h"
 #include "verify/quality.h"
@@ -91,8 +90,8 @@ static bool on_exact(void *ctx, const lm_rows *rows) {
 static bool rounds_weight(const beside *b, const lm_program *p, const lm_op *op) {
     return b->noise.prec == LM_PREC_BF16 && strcmp(p->weight[op->w].type->name, "BF16") != 0;
 }
-/* Lane bf16 with its own keys and values rounds what attention multiplies: q, k, v and the softmax's weights. The last is imitated by a second noise on
- * the values, which moves a sum as much as one on the weights that multiply them. */
+/* Lane bf16 with its own keys and values rounds what attention multiplies: q, k, v and the softmax's weights. The last is imitated by a
+ * second noise on the values, which moves a sum as much as one on the weights that multiply them. */
 static bool rounds_attention(const beside *b, const lm_op *op) {
     const lm_cache_type *t = b->j->e->backend->cache(b->j->e->device);
     return op->kind == LM_OP_ATTENTION && t->tiled && t->kv == LM_KV_BF16X2;
@@ -113,8 +112,8 @@ static void disturb_attention(beside *b, const lm_program *p, uint32_t at, const
         }
     }
 }
-/* The lane's rounding, put on the inputs of products with weights: once, and once more for that of the weights; experts' inner inputs by way of
- * their result, embeddings' rows too. */
+/* The lane's rounding, put on the inputs of products with weights: once, and once more for that of the weights; experts' inner inputs by
+ * way of their result, embeddings' rows too. */
 static bool on_edit(void *ctx, const lm_program *p, const lm_edit *e) {
     beside *b = ctx;
     const uint32_t at = (uint32_t)(e->op - p->op);
@@ -194,8 +193,8 @@ static lm_status run_case(beside *b, const lm_trace_case *c, lm_error *err) {
 /* ---- the claims -------------------------------------------------------------------------------------------------------------------*/
 static lm_status add(const beside *b, bool good, const char *name, const char *bound, const char *measured, const char *note,
                      lm_error *err) {
-    const lm_claim c = {.verdict = good ? LM_PROVEN : LM_REFUTED, .gate = true, .section = "G3", .name = name, .bound = bound, .measured = measured,
-                        .witness = b->j->trace_path, .sha256 = b->j->t->sha256, .note = note};
+    const lm_claim c = {.verdict = good ? LM_PROVEN : LM_REFUTED, .gate = true, .section = "G3", .name = name, .bound = bound,
+                        .measured = measured, .witness = b->j->trace_path, .sha256 = b->j->t->sha256, .note = note};
     return lm_ledger_add(b->j->l, &c, err);
 }
 static lm_status claims(const beside *b, lm_error *err) {

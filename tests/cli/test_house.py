@@ -148,8 +148,8 @@ def check_runner():
 
 
 # what still has lines of over 140 columns: a file or folder that is wrapped leaves the list, none joins it
-TOO_WIDE = ("src/kernels/", "src/backend/cpu/", "tests/kernels/", "src/backend/state", "src/base/threads", "src/arch/common/arch.h",
-            "src/verify/lane.c", "cli/bench.c", "cli/cli.h", "include/lemma/lemma.h")
+TOO_WIDE = ("src/kernels/", "src/backend/cpu/", "tests/kernels/", "src/base/threads", "src/arch/common/arch.h", "cli/bench.c", "cli/cli.h",
+            "include/lemma/lemma.h")
 
 
 def check_columns():
