@@ -134,7 +134,8 @@ FUZZ_SECONDS ?= 60
 FUZZ_SRC := $(sort $(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SAN := -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all
 # The rooms that parse: the kernels take minutes to compile under the sanitizers, and see no files.
-FUZZ_OBJ := $(patsubst %.c,$(B)/%.o,$(filter src/base/% src/quant/% src/tensor/% src/format/% src/tokenizer/% src/chat/% src/sampler/%,$(SRC)))
+FUZZ_READS := src/kernels/kv.c src/backend/state.c src/backend/state_file.c src/verify/receipt.c src/verify/trace.c
+FUZZ_OBJ := $(patsubst %.c,$(B)/%.o,$(filter src/base/% src/quant/% src/tensor/% src/format/% src/tokenizer/% src/graph/% $(FUZZ_READS),$(SRC)))
 $(B)/tests/fuzz/%: tests/fuzz/%.c $(FUZZ_OBJ)
 	@mkdir -p $(@D)
 	@echo "CC $<"
@@ -144,10 +145,7 @@ fuzz:
 	@tools/setup --quiet build
 	@command -v clang >/dev/null || { echo "make fuzz needs clang: apt-get install clang" >&2; exit 3; }
 	@$(MAKE) --no-print-directory -j$(JOBS) B=build-fuzz CC=clang OPT=-O1 WERROR= SAN="$(FUZZ_SAN)" FUZZ_LINK=-fsanitize=fuzzer fuzz-targets
-	@mkdir -p build-fuzz/corpus/gguf build-fuzz/corpus/safetensors build-fuzz/corpus/config
-	@cp tests/fixtures/gguf/llama.gguf build-fuzz/corpus/gguf/
-	@cp tests/fixtures/llama/model.safetensors build-fuzz/corpus/safetensors/
-	@for d in tests/fixtures/*/; do [ ! -f $${d}config.json ] || cp $${d}config.json build-fuzz/corpus/config/$$(basename $$d).json; done
+	@python3 tests/fuzz/seeds.py build-fuzz/corpus
 	@for f in $(FUZZ_SRC:tests/fuzz/fuzz_%.c=%); do mkdir -p build-fuzz/corpus/$$f; echo "fuzz $$f, $(FUZZ_SECONDS) s"; \
 	    build-fuzz/tests/fuzz/fuzz_$$f -max_total_time=$(FUZZ_SECONDS) -timeout=10 -verbosity=0 -print_final_stats=1 \
 	        -artifact_prefix=build-fuzz/found-$$f- build-fuzz/corpus/$$f || exit 1; done

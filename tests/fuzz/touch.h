@@ -33,11 +33,11 @@ static inline void touch_tensors(const lm_parsed *p, const uint8_t *bytes, size_
     }
 }
 
-/* Every failure has a code, a file and one line of text. */
+/* Every failure has a code, a file and one line of text; that an id or a number is out of range, only what knows the range says. */
 static inline void touch_error(lm_status st, const lm_error *err) {
     if (st == LM_NOMEM) return;
-    if ((st != LM_FORMAT && st != LM_UNSUPPORTED) || err->code != st || !err->file[0] || !err->message[0] || strchr(err->message, '\n'))
-        abort();
+    const bool known = st == LM_FORMAT || st == LM_UNSUPPORTED || st == LM_RANGE;
+    if (!known || err->code != st || !err->file[0] || !err->message[0] || strchr(err->message, '\n')) abort();
 }
 
 /* A file of tensors, of any bytes: parsed, touched, let go. */
