@@ -2,6 +2,7 @@
 #include <errno.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 #include "cli.h"
 
 /* A verb without a file of its own is NULL: planned. */
@@ -42,6 +43,10 @@ static int dispatch(int argc, char **argv) {
     for (size_t i = 0; i < N_VERBS; i++)
         if (!strcmp(v, verbs[i].name))
             return verbs[i].run ? verbs[i].run(argc - 1, argv + 1) : lm_cli_usage(v, "not in this build yet; planned: %s", verbs[i].text);
+    if (access(v, F_OK) == 0) {
+        fprintf(stderr, "lemma: '%s' is a path, and a verb comes first: lemma run %s -p TEXT; lemma -h lists the verbs\n", v, v);
+        return 2;
+    }
     fprintf(stderr, "lemma: unknown %s '%s'; lemma -h lists the verbs\n", v[0] == '-' ? "option" : "verb", v);
     return 2;
 }

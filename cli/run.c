@@ -79,6 +79,7 @@ static int text_prompt(run *r, lm_error *err) {
 
 static int prepare_prompt(run *r, lm_error *err) {
     bool text = r->prompt || r->file;
+    if (text && !r->tokenizer && err->code == LM_MISSING) return lm_cli_usage("run", "%s: %.200s (--ids 1,2,3)", r->path, err->message);
     if (text && !r->tokenizer)
         return lm_cli_usage("run", "%s has no tokenizer that lemma can use (%.200s); give the prompt as ids: --ids 1,2,3", r->path,
                             err->message);

@@ -1,6 +1,7 @@
 /* lemma: an LLM inference engine that can prove it is right.
  *
- * The one public header. Every fallible function returns an lm_status and, where `err` is not NULL, fills it with what
+ * The public header: models, sessions, tokenizers, sampling, inspection, writing GGUF. verify.h, receipt.h, diff.h and ppl.h beside it are
+ * about evidence, bench.h about speed; docs/library.md has a whole example. Every fallible function returns an lm_status and, where `err` is not NULL, fills it with what
  * went wrong, where, and what to do about it. The library never aborts, exits, prints or reads the environment.
  */
 #ifndef LEMMA_LEMMA_H

@@ -42,11 +42,19 @@ static lm_status map_fd(int fd, const char *path, lm_map *out, lm_error *err) {
     return LM_OK;
 }
 
+/* What to do about a path that doesn't open, after the system's own words. */
+static const char *advice(const char *path, int why) {
+    if (why != ENOENT) return "";
+    return strstr(path, "://") ? "; lemma reads files: download it, and give its path here" : "; check the path";
+}
+
 lm_status lm_map_open(const char *path, lm_map *out, lm_error *err) {
     *out = (lm_map){0};
+    if (!*path) return lm_fail(err, LM_IO, "an empty path was given: name a file or a folder");
     /* O_NONBLOCK: opening a FIFO that nobody writes must not hang before fstat can refuse it. */
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
-    if (fd < 0) return lm_fail_at(err, LM_IO, path, LM_NO_OFFSET, NULL, "cannot open the file: %s", strerror(errno));
+    if (fd < 0)
+        return lm_fail_at(err, LM_IO, path, LM_NO_OFFSET, NULL, "cannot open the file: %s%s", strerror(errno), advice(path, errno));
     lm_status s = map_fd(fd, path, out, err);
     close(fd);
     LM_TRY(s);

@@ -205,7 +205,9 @@ static lm_status check(const lm_bench_options *o, lm_error *err) {
     const char *const *known = lm_backend_by_name("cpu")->lanes;
     for (uint32_t i = 0, k; i < o->n_lanes; i++) { /* before the lanes in front of it are measured */
         for (k = 0; known[k] && strcmp(known[k], o->lane[i]);) k++;
-        if (!known[k]) return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s'", o->lane[i]);
+        if (!known[k])
+            return lm_fail_at(err, LM_USAGE, NULL, LM_NO_OFFSET, "lane",
+                              "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane[i]);
     }
     return LM_OK;
 }

@@ -298,7 +298,8 @@ static lm_status place(cursor *c, lm_tensor_rec *r, uint64_t data, uint32_t alig
     if (t->offset % alignment) return BAD(c, offset_at, "the offset %" PRIu64 " is no multiple of the alignment %u", t->offset, alignment);
     if (!lm_add(data, t->offset, &t->offset) || !lm_add(t->offset, t->bytes, &end) || end > c->n)
         return BAD(c, offset_at,
-                   "%" PRIu64 " bytes of data at offset %" PRIu64 " end past the file's %" PRIu64 " bytes: truncated or damaged", t->bytes,
+                   "%" PRIu64 " bytes of data at offset %" PRIu64 " end past the file's %" PRIu64
+                   " bytes: truncated or damaged: download it again", t->bytes,
                    little(c->p + offset_at, 8), c->n);
     t->data = c->p + t->offset;
     return LM_OK;
@@ -328,8 +329,8 @@ static lm_status check_version(cursor *c, uint32_t v) {
 static lm_status check_count(cursor *c, const char *field, uint64_t count, uint64_t at, uint64_t least) {
     c->field = field;
     if (count > LM_MAX_ENTRIES || count > (c->n - 24) / least)
-        return BAD(c, at, "%" PRIu64 " entries: a file of %" PRIu64 " bytes can't hold them (the most allowed is %u)", count, c->n,
-                   LM_MAX_ENTRIES);
+        return BAD(c, at, "%" PRIu64 " entries: a file of %" PRIu64 " bytes can't hold them (the most allowed is %u): truncated or damaged",
+                   count, c->n, LM_MAX_ENTRIES);
     return LM_OK;
 }
 

@@ -169,7 +169,7 @@ static lm_status no_config(const lm_source *s, const listing *l, lm_error *err) 
         return lm_fail_at(err, LM_UNSUPPORTED, s->path, LM_NO_OFFSET, "config.json",
                           "missing; the folder holds GGUF files: give one of them (%s)", l->gguf.name);
     return lm_fail_at(err, LM_UNSUPPORTED, s->path, LM_NO_OFFSET, "config.json",
-                      "missing: a model's folder holds config.json and its weights");
+                      "missing: give a folder that holds config.json and the model's .safetensors files, or a GGUF file");
 }
 
 static lm_status open_weights(lm_source *s, const listing *l, lm_error *err) {
@@ -190,7 +190,8 @@ static lm_status open_weights(lm_source *s, const listing *l, lm_error *err) {
         return lm_fail_at(err, LM_UNSUPPORTED, s->path, LM_NO_OFFSET, NULL,
                           "only PyTorch weights (%s), which are pickled programs and never loaded: fetch or make the safetensors version",
                           l->pytorch.name);
-    return lm_fail_at(err, LM_IO, s->path, LM_NO_OFFSET, NULL, "no weights: model.safetensors or %s is missing", index_name);
+    return lm_fail_at(err, LM_IO, s->path, LM_NO_OFFSET, NULL, "no weights: model.safetensors or %s is missing: fetch it into the folder",
+                      index_name);
 }
 
 static lm_status read_config(lm_source *s, const char *path, lm_meta *out, lm_error *err) {

@@ -57,8 +57,8 @@ static lm_status get_place(header *h, json_t *entry, lm_tensor *t) {
     }
     if (at[0] > at[1]) return BAD(h, "data_offsets [%" PRIu64 ", %" PRIu64 "] are inverted", at[0], at[1]);
     if (at[1] > h->data_n)
-        return BAD(h, "data_offsets [%" PRIu64 ", %" PRIu64 "] end past the file's %" PRIu64 " bytes of data: truncated or damaged", at[0],
-                   at[1], h->data_n);
+        return BAD(h, "data_offsets [%" PRIu64 ", %" PRIu64 "] end past the file's %" PRIu64
+                      " bytes of data: truncated or damaged: download it again", at[0], at[1], h->data_n);
     t->offset = h->data + at[0];
     t->data = h->p + t->offset;
     t->bytes = at[1] - at[0];

@@ -122,7 +122,8 @@ lm_status lm_shards_present(const char *const *path, uint32_t n, const char *lis
     }
     if (!missing) return LM_OK;
     if (named < missing) snprintf(list + o, sizeof list - o, " and %u more", missing - named);
-    return lm_fail_at(err, LM_IO, listed_in, LM_NO_OFFSET, NULL, "%u of %u weight files missing: %s", missing, n, list);
+    return lm_fail_at(err, LM_IO, listed_in, LM_NO_OFFSET, NULL, "%u of %u weight files missing: %s: fetch what is missing into the folder",
+                      missing, n, list);
 }
 
 /* ---- opening ---- */

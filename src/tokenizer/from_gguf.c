@@ -202,7 +202,7 @@ lm_status lm_tokenizer_from_gguf(const lm_source *s, lm_tokenizer **out, lm_erro
     if (v && v->kind != LM_V_STRING) return bad(err, LM_FORMAT, "tokenizer.ggml.model", "a string is needed");
     if (!v || strcmp(v->str.s, "none") == 0 || strcmp(v->str.s, "no_vocab") == 0)
         return lm_fail_at(err, LM_MISSING, NULL, LM_NO_OFFSET, "tokenizer.ggml.model",
-                          "this file carries no tokenizer; give token ids instead of text");
+                          "this file carries no tokenizer: give token ids instead of text");
     lm_tokenizer *t = lm_tokenizer_new();
     if (!t) return lm_fail_nomem(err, "the tokenizer", sizeof *t);
     lm_status st = load(s, t, v->str.s, err);

@@ -278,7 +278,7 @@ static lm_status no_tokenizer(const lm_source *s, lm_error *err) {
                               "AutoTokenizer.from_pretrained(…).save_pretrained(…))");
     }
     return lm_fail_at(err, LM_MISSING, s->path, LM_NO_OFFSET, "tokenizer.json",
-                      "this folder carries no tokenizer; give token ids instead of text");
+                      "this folder carries no tokenizer: add its tokenizer.json, or give token ids instead of text");
 }
 
 static lm_status from_folder(const lm_source *s, lm_tokenizer **out, lm_error *err) {

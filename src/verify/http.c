@@ -73,10 +73,10 @@ static lm_status connect_to(conn *c, const struct addrinfo *a, lm_error *err) {
     c->fd = socket(a->ai_family, a->ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, a->ai_protocol);
     if (c->fd < 0) return FAIL("no socket: %s", strerror(errno));
     if (connect(c->fd, a->ai_addr, a->ai_addrlen) == 0) return LM_OK;
-    if (errno != EINPROGRESS) return FAIL("cannot connect: %s", strerror(errno));
+    if (errno != EINPROGRESS) return FAIL("cannot connect: %s; is the server running there?", strerror(errno));
     LM_TRY(wait_for(c, POLLOUT, "connecting", err));
     if (getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &why, &size) != 0) why = errno;
-    return why ? FAIL("cannot connect: %s", strerror(why)) : LM_OK;
+    return why ? FAIL("cannot connect: %s; is the server running there?", strerror(why)) : LM_OK;
 }
 
 static lm_status open_conn(conn *c, lm_error *err) {

@@ -242,7 +242,7 @@ static void test_safetensors_package(void **state) {
 
 static void test_folder_faults(void **state) {
     (void)state;
-    expect_bad(dir, LM_UNSUPPORTED, dir, "config.json", "missing: a model's folder");
+    expect_bad(dir, LM_UNSUPPORTED, dir, "config.json", "missing: give a folder that holds config.json");
     text("x.gguf", "");
     expect_bad(dir, LM_UNSUPPORTED, dir, "config.json", "give one of them (x.gguf)");
     text("adapter_config.json", "{}");
