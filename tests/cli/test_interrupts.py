@@ -68,7 +68,7 @@ else:
     interrupted("verify --all", "verify", "--all", drive.FIXTURES, "--determinism", "full")
     interrupted("diff", "diff", trace, HYBRID + ":cpu:i8", "--greedy", 20000, "--html", path("diff.html"))
     interrupted("diff of two runs", "diff", HYBRID + ":cpu:i8", HYBRID, "--ids", IDS, "--greedy", 20000)
-    interrupted("what a quantized file costs", "diff", os.path.join(drive.FIXTURES, "hybrid"), HYBRID, "--quant", "--per-tensor", "--ids", IDS)
+    interrupted("what a quantized file costs", "diff", os.path.join(drive.FIXTURES, "hybrid"), HYBRID, "--quant", "--per-tensor", "--ids", ",".join([IDS] * 4))
     interrupted("ppl", "ppl", HYBRID, "--ids", ",".join([IDS] * 50), "--save", path("ref.safetensors"), *f64)
     interrupted("bench", "bench", HYBRID, "-p", 512, "-n", 4000, "-r", 1000)
     interrupted("profile", "profile", HYBRID, "-p", 512, "-n", 100000)
