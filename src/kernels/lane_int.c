@@ -216,6 +216,22 @@ static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, u
         p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
     return plane;
 }
+/* What is unpacked next, by this thread more often than not: memory brings it while there is arithmetic, a part with each tile. */
+typedef struct later {
+    const uint8_t *at, *end;
+    size_t step;
+} later;
+static later later_of(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s, uint32_t tiles) {
+    const uint32_t n = s < w->strips ? w->strips - s : 0;
+    const uint8_t *at = n ? lm_packed_at(w, p->mat, s) : NULL;
+    const size_t bytes = (n < 2 ? n : 2) * w->strip_bytes;
+    return (later){at, at + bytes, (bytes / tiles + 64) / 64 * 64};
+}
+static void ask(later *l) {
+    const uint8_t *to = (size_t)(l->end - l->at) < l->step ? l->end : l->at + l->step;
+    for (; l->at < to; l->at += 64) __builtin_prefetch(l->at, 0, 2);
+    l->at = to;
+}
 /* Two products one after the other here too: one plane of unpacked weights fits the nearest caches, two do not. What the first gives waits. */
 static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
     const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2, row = s * 16;
@@ -225,7 +241,9 @@ static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments
     const bool there = in_place(p, row, PAIR);
     for (int pass = 0; pass <= (p->gate != NULL); pass++) {
         const lm_int_plane w = unpack(p, pass ? p->gate->w : p->w, s, scratch);
+        later next = p->gate && !pass ? later_of(p, p->gate->w, s, i1 - i0) : later_of(p, p->w, s + 2, i1 - i0);
         for (uint32_t j = i0; j < i1; j++) {
+            ask(&next);
             const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
             float *const first = out + (p->gate ? (t0 - first_t) * PAIR : 0), *const to = pass ? second : first;
             p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : to, there ? p->ldy : PAIR);
