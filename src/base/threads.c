@@ -96,10 +96,11 @@ struct lm_pool {
     bool patient;
     bool spread; /* each thread has a CPU of its own: spin before sleeping, and let late workers rest */
     worker *workers;
-    /* the job */
+    /* The job, in one line: a worker that sees a new epoch, which it waits for, has the rest too. */
+    _Alignas(64) _Atomic uint32_t epoch;
+    _Atomic uint32_t n_tasks;
     _Atomic(lm_task_fn) fn;
     _Atomic(void *) ctx;
-    _Atomic uint32_t n_tasks;
     _Atomic int caller_cpu;
     range range[MAX_RANGES];
     ahead ahead[MAX_RANGES];
@@ -113,7 +114,6 @@ struct lm_pool {
     _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t last;              /* the thread that finished the last task */
     _Alignas(64) _Atomic uint32_t rest; /* workers that rest */
-    _Alignas(64) _Atomic uint32_t epoch; /* workers wait for it to change */
     _Atomic uint32_t sleepers;
     _Atomic uint32_t quit, ready, bad_env;
 };
@@ -207,7 +207,8 @@ static uint32_t work(lm_pool *p, uint32_t thread) {
     uint32_t done = 0;
     for (uint32_t i = 0, r = thread % n_ranges; i < n_ranges; i++, r = r + 1 < n_ranges ? r + 1 : 0) {
         _Atomic uint64_t *cursor = &p->range[r].cursor;
-        uint64_t c = atomic_load_explicit(cursor, memory_order_acquire);
+        /* Its own range a worker takes at once as its own: to read it first would bring the line over twice. */
+        uint64_t c = i == 0 && thread ? atomic_fetch_add(cursor, 0) : atomic_load_explicit(cursor, memory_order_acquire);
         while ((uint32_t)c != 0) {
             lm_task_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
             void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
