@@ -67,7 +67,8 @@ int lm_cli_parse(const char *verb, const char *about, const lm_cli_opt *opts, ui
 #define LM_CLI_MODEL_OPTS(o, own_lane) \
     {"--backend", 0, LM_CLI_STR, &(o)->backend, "NAME", "cpu (default) or f64, the arbiter"}, \
     {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "cpu: f32, i16, mixed, i8, bf16 (default: " own_lane "); f64: f64 (default), hf-bf16"}, \
-    {"--kv", 0, LM_CLI_STR, &(o)->kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16)"}, \
+    {"--kv", 0, LM_CLI_STR, &(o)->kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16); " \
+     "with bf16 these three attend in bfloat16"}, \
     {"--threads", 't', LM_CLI_U32, &(o)->threads, "N", "threads (default: one per physical core)", 1, 1024}, \
     {"--cpu-level", 0, LM_CLI_STR, &(o)->cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"}
 #define LM_CLI_JSON_OPT(flag) {"--json", 0, LM_CLI_FLAG, (flag), NULL, "one JSON object on stdout"}

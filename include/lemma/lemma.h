@@ -52,7 +52,7 @@ int lm_status_exit_code(lm_status s);
 /* One line "file: at byte N: field: message" into buf[n]; returns buf. */
 char *lm_error_line(const lm_error *err, char *buf, size_t n);
 
-#define LM_CONTRACT_VERSION 5 /* of the determinism contract: the same version gives the same bits */
+#define LM_CONTRACT_VERSION 6 /* of the determinism contract: the same version gives the same bits */
 const char *lm_version(void);   /* "0.1.0" */
 const char *lm_commit(void);    /* the source's revision, or "unknown" */
 const char *lm_cpu_level(void); /* the best level this CPU has: "c", "avx2", "avx512", "neon" */
@@ -66,7 +66,8 @@ typedef struct lm_model lm_model;
 typedef struct lm_model_options { /* all zeros: the defaults */
     const char *backend;   /* "cpu" (the default) or "f64" */
     const char *lane;      /* NULL: on cpu "i8" where weights are block-quantized, else "f32"; on f64 "f64" */
-    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: the lane's own, "f16" in i8 and mixed, "bf16" in bf16, else "f32"
+    const char *kv;        /* how keys and values are kept: "f32", "f16", "bf16", "q8_0"; NULL: the lane's own, "f16" in i8 and mixed, "bf16" in bf16, else "f32".
+                              With "bf16" these three attend in bfloat16, the others in float32
                               (f64 keeps doubles, and takes none) */
     const char *cpu_level; /* NULL: the best; "c", "avx2", "avx512", "neon" */
     uint32_t threads;      /* 0: one per physical core */

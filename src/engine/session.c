@@ -33,7 +33,7 @@ static void *room_for(room *r, uint64_t n, uint64_t size, lm_error *err) {
     return memset(r->p, 0, (size_t)bytes);
 }
 
-enum { DEFAULT_CHUNK = 512, SAVE_VERSION = 5 /* lemma.h: LM_CONTRACT_VERSION */ };
+enum { DEFAULT_CHUNK = 512, SAVE_VERSION = 6 /* lemma.h: LM_CONTRACT_VERSION */ };
 
 lm_status lm_session_create(lm_engine *e, uint32_t chunk, lm_session **out, lm_error *err) {
     lm_session *s = lm_calloc(1, sizeof *s);

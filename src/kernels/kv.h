@@ -1,5 +1,5 @@
 /* How the cpu engine keeps the keys and values of one head: pages of 256 positions, in one of four element types,
- * bf16 in two layouts: BF16X2 is lane bf16's, which multiplies pairs.
+ * bf16 in two layouts: BF16X2 is for attention in bfloat16, which multiplies pairs (lane_bf16.h).
  *
  * Keys lie so that a score needs no sum across a vector: 8 tiles of 32 positions, element d of all 32 side by side.
  *     f32, f16, bf16: tile = [dk][32 positions]

@@ -1,4 +1,4 @@
-/* Products and attention in bfloat16: the kernels of lane bf16.
+/* Products and attention in bfloat16: the kernels of lane bf16, and of the attention of lanes i8 and mixed where keys and values are bf16.
  *
  * Weights. The packed form is LM_PACK_BF16X2 (pack.h): what the file stores, rounded once at load (F32, F16; BF16 is what it is). Block-quantized
  *   weights are refused: rounding what they decode to would quantize them a second time.
@@ -8,8 +8,9 @@
  *       blk = ftz(fma(w[2j+1], x[2j+1], blk));  blk = ftz(fma(w[2j], x[2j], blk))
  *   where ftz makes a zero of the same sign of a result that is subnormal when rounded to 24 bits with no bound on the exponent (as MXCSR's FTZ
  *   does). total = the first blk, then total = total + blk, subnormals kept. Segments, their tree and the bias are lane f32's (kernels.h).
- * Attention, where keys and values are bfloat16 (kv.h's BF16X2), follows kernels.h but for a page's sums. Queries and weights are rounded as a product's
- *   input is. q·k is such a product over dk elements, unsplit. s = q·k and a = scale (with a softcap as there); m = (max s)·a;
+ * Attention, in lanes bf16, i8 and mixed where keys and values are bfloat16 (kv.h's BF16X2), follows kernels.h but for a page's sums.
+ *   Queries and weights are rounded as a product's input is. q·k is such a product over dk elements, unsplit. s = q·k and a = scale (with a
+ *   softcap as there); m = (max s)·a;
  *       y = max(fma(s, b, −((max s)·b)), −125), b = a·log2 e in float32;  n = y rounded to an integer;  p = bf16(2^n·c(y − n)),
  *   c of degree 4 by Horner in fmas, within 3e-6 of the power: what it is off by is lost in the rounding to bfloat16.
  *   Keys go in pairs (2j, 2j+1) counted from the page's start; a key that is not seen has weight +0, and its value counts as +0.

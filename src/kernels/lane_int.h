@@ -11,6 +11,7 @@
  *   t = fma(float(I₁), d₁, float(I₀)·d₀). Then acc = fma(t, dx, acc), and with minima acc = fma(min, dx·float(Σv), acc), per half in order
  *   where there are two. acc starts at +0 in every segment and takes the segment's blocks in ascending order; segments, their tree and the
  *   bias are lane f32's (kernels.h).
+ * Attention is lane f32's; in i8 and mixed, where keys and values are bfloat16, lane_bf16.h's.
  * So the bits are a function of K, the storage type and the lane alone. Integers may be summed in any order, which is all that the levels
  * and tiles do differently. Types that cannot be put so (lm_int_fits) run as in f32.
  */

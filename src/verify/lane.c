@@ -1,10 +1,10 @@
 /* G3: a lane that rounds what goes into its products, against the arbiter over the same file; and against what such rounding costs.
  *
  * The trace gives the ids: each case's prompt and continuation. Three runs go side by side, piece by piece, as many rows as PIECE_BYTES
- * hold: the lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products (lane bf16: of its attention too)
- * of the size that the lane rounds to (envelope.c); and the arbiter, each row of which is compared with both as it comes. The imitation
- * shares no code with the lane: a lane that is farther from the arbiter than TIMES the imitation does something else than round. Both means
- * have their standard errors allowed for: where a choice of experts flips, a few positions make most of a mean.
+ * hold: the lane; the arbiter with the lane's rounding imitated, by noise on the inputs of its products, and of attention where it is in
+ * bfloat16, of the size that the lane rounds to (envelope.c); and the arbiter, each row of which is compared with both as it comes. The
+ * imitation shares no code with the lane: a lane that is farther from the arbiter than TIMES the imitation does something else than round.
+ * Both means have their standard errors allowed for: where a choice of experts flips, a few positions make most of a mean.
  */
 #include "verify/diff.h"
 #include "verify/quality.h"
@@ -90,15 +90,15 @@ static bool on_exact(void *ctx, const lm_rows *rows) {
 static bool rounds_weight(const beside *b, const lm_program *p, const lm_op *op) {
     return b->noise.prec == LM_PREC_BF16 && strcmp(p->weight[op->w].type->name, "BF16") != 0;
 }
-/* Lane bf16 with its own keys and values rounds what attention multiplies: q, k, v and the softmax's weights. The last is imitated by a
- * second noise on the values, which moves a sum as much as one on the weights that multiply them. */
+/* Attention in bfloat16 rounds what it multiplies: q, k, v and the softmax's weights. The last is imitated by a second noise on the values,
+ * which moves a sum as much as one on the weights that multiply them. */
 static bool rounds_attention(const beside *b, const lm_op *op) {
     const lm_cache_type *t = b->j->e->backend->cache(b->j->e->device);
     return op->kind == LM_OP_ATTENTION && t->tiled && t->kv == LM_KV_BF16X2;
 }
 static void disturb_attention(beside *b, const lm_program *p, uint32_t at, const lm_edit *e) {
     const lm_val in[3] = {e->op->a, e->op->b, e->op->c};
-    const lm_noise more = {b->noise.prec, SEED, 1};
+    const lm_noise once = {LM_PREC_BF16, SEED, 0}, more = {LM_PREC_BF16, SEED, 1}; /* whatever the lane's products round to */
     double *keep = b->saved;
     for (uint32_t k = 0; k < 3; k++) { /* where b and c are none, the keys and values are another op's */
         if (in[k] == LM_NONE) continue;
@@ -107,7 +107,7 @@ static void disturb_attention(beside *b, const lm_program *p, uint32_t at, const
             double *x = e->in[k] + (size_t)i * width;
             memcpy(e->before ? keep : x, e->before ? x : keep, width * sizeof *x);
             if (!e->before) continue;
-            lm_noise_operand(&b->noise, p, at, k, b->from + e->row[i], x);
+            lm_noise_operand(&once, p, at, k, b->from + e->row[i], x);
             if (k == 2) lm_noise_operand(&more, p, at, k, b->from + e->row[i], x);
         }
     }

@@ -45,8 +45,8 @@ def qemu(program, *args, cpu="max"):
     return subprocess.run(command, capture_output=True, text=True, cwd=drive.ROOT, timeout=300)
 
 
-def run(path, lane, ids):
-    return ["run", path, "--ids", ",".join(map(str, ids)), "-n", "0", "--lane", lane, "--threads", "1", "--hash"]
+def run(path, lane, ids, *more):
+    return ["run", path, "--ids", ",".join(map(str, ids)), "-n", "0", "--lane", lane, "--threads", "1", "--hash", *more]
 
 
 def fixtures():
@@ -76,6 +76,8 @@ def equal_hashes():
     drive.check("the fixtures are there", n >= 31, n)
     for lane in INT_LANES:
         equal(f"hybrid {lane}", run(os.path.join(drive.FIXTURES, HYBRID), lane, range(3, 50)), [("c", "max"), ("neon", "max"), ("neon", "neoverse-n1"), ("neon", "cortex-a53")])
+    for lane in ("i8", "mixed"):  # which then attend in bfloat16
+        equal(f"hybrid {lane}, kv bf16", run(os.path.join(drive.FIXTURES, HYBRID), lane, range(3, 50), "--kv", "bf16"), [("c", "max"), ("neon", "max"), ("neon", "cortex-a53")])
     for kind in make_random.TYPES:
         path = os.path.join(folder.name, kind + ".gguf")
         with open(path, "wb") as f:

@@ -51,6 +51,8 @@ def bench_lanes():
     check("lanes do the same work", len({x["ops"] for x in d["results"][::2]}) == 1)
     check("limits of each", len(d["limits"]) == 8)
     check("lanes that pack weights alike share them", len({x["load_s"] for x in d["limits"]}) == 1, str(d["limits"]))
+    d = json.loads(good("bench", HYBRID, "-p", 8, "-n", 2, "-r", 1, "--lanes", "i8,i16,mixed", "--kv", "bf16", "--threads", 1, "--json"))
+    check("whatever attention is in", len({x["load_s"] for x in d["limits"]}) == 1 and [x["device"].count("kv bf16 (") for x in d["results"][::2]] == [1, 0, 1], str(d)[:600])
     text = good("bench", LLAMA, "-p", 8, *QUICK, "--cpu-level", "c")
     check("the table says lane, threads, level, limits", all(s in text for s in ("lane f32, 1 thread: cpu f32 c 1 thread", "limits before", "limits after", "GOPS", "GB/s", "prefill 8",
                                                                               "decode 4 at 0, batch 1", "of peak", "cached")), text)

@@ -206,7 +206,7 @@ def not_finite():
 
 def surroundings():
     r = lemma("--version")
-    check("version", r.returncode == 0 and all(s in r.stdout for s in ("lemma 0.", "commit ", "contract version 5", "CPU level ")), r.stdout)
+    check("version", r.returncode == 0 and all(s in r.stdout for s in ("lemma 0.", "commit ", "contract version 6", "CPU level ")), r.stdout)
     check("help", all(v in good("-h") for v in ("run", "verify", "inspect", "tokenize", "--version")))
     out = good("run", "-h")
     check("a verb's help lists its options", all(o in out for o in ("--temp", "--top-k", "--top-p", "--min-p", "--seed", "--stop", "--ids", "--hash",
@@ -279,6 +279,17 @@ def caches():
         for more in (("--cpu-level", "c", "--chunk", 33), ("--chunk", 1)):
             check(f"kv {kv}, {more}", hash_line(*args, *more) == first)
     check("kv types differ", len(seen) == 4)
+    hybrid = os.path.join(FIXTURES, "hybrid/hybrid-q4_k_m.gguf")
+    for lane in ("i8", "mixed"):  # with bf16 they attend in bfloat16, and a run says by which kernel
+        args = [hybrid, "--ids", long[:1200].rsplit(",", 1)[0], "-n", 8, "--ignore-eos", "--lane", lane]
+        first = hash_line(*args, "--kv", "bf16")
+        check(f"{lane}, kv bf16 is not f16", hash_line(*args) != first)
+        for more in (("--cpu-level", "c", "--chunk", 33), ("--threads", 3), ("--chunk", 1)):
+            check(f"{lane}, kv bf16, {more}", hash_line(*args, "--kv", "bf16", *more) == first)
+        j = json.loads(good("run", hybrid, "--ids", "1,2", "-n", 1, "--lane", lane, "--kv", "bf16", "--cpu-level", "c", "--json"))
+        check(f"{lane}, kv bf16 is said", j["kv"] == "bf16" and j["device"].endswith(", kv bf16 (c)"), j)
+    j = json.loads(good("run", hybrid, "--ids", "1,2", "-n", 1, "--lane", "i16", "--kv", "bf16", "--json"))
+    check("i16, kv bf16 attends in float32", j["device"].endswith(", kv bf16"), j)
     j = json.loads(good("run", LLAMA_GGUF, "--ids", "1,2", "-n", 1, "--kv", "q8_0", "--json"))
     check("kv is said", j["kv"] == "q8_0" and "kv q8_0" in j["device"], j)
     for args, what in ((("--kv", "q9"), "f32, f16, bf16 or q8_0"), (("--kv", "f16", "--backend", "f64"), "f64")):

@@ -383,7 +383,12 @@ def rounding_lanes():
     """G3: a lane that rounds is held against the arbiter; the trace's own numbers, however wrong, say nothing about it."""
     hybrid = os.path.join(ROOT, "tests/fixtures/hybrid/hybrid-q4_k_m.gguf")
     wrong = doctored(setter("c1.logits", 5, 99.0))
-    for model, trace, lane, more in ((hybrid, None, "i8", ["--converted"]), (hybrid, None, "i16", ["--converted"]), (MODEL, wrong, "bf16", [])):
+    for model, trace, lane, more in (
+        (hybrid, None, "i8", ["--converted"]),
+        (hybrid, None, "i16", ["--converted"]),
+        (hybrid, None, "mixed", ["--converted", "--kv", "bf16"]),
+        (MODEL, wrong, "bf16", []),
+    ):
         r = verify(model, *([trace] if trace else []), "--lane", lane, "--json", *more)
         d = json.loads(r.stdout) if r.stdout else {"claims": []}
         rows = [c for c in d["claims"] if c["section"] == "G3"]

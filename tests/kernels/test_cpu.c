@@ -1,6 +1,6 @@
 /* The cpu backend on whole programs that use every op: near the f64 arbiter op by op, and the same bits for any threads, chunks, batch company,
  * taps and instruction set; a run that fails leaves nothing behind. */
-#include "backend/backend.h"
+#include "backend/cpu/cpu.h"
 #include "graph/builder.h"
 #include "kern.h"
 
@@ -8,7 +8,7 @@ enum { VOCAB = 61, HID = 64, FFN = 256, LONGEST = 300, MAX_WEIGHTS = 96 };
 
 /* ---- a random program ------------------------------------------------------------------------------------------------------------*/
 static lm_graph g;
-static uint32_t next_stream;
+static uint32_t next_stream, next_proj; /* from the same start in every model: all are one */
 
 static double *numbers(size_t n, double scale) {
     double *v = lm_arena_calloc(g.p->arena, n, sizeof *v);
@@ -51,8 +51,7 @@ static uint32_t weight(const char *type, uint32_t n_mat, uint64_t rows, uint64_t
 }
 static lm_val custom(lm_op_kind kind, const char *name, uint32_t width, lm_op o) { return lm_op_custom(&g, kind, name, width, &o); }
 static lm_val proj(const char *type, lm_val x, uint32_t out) {
-    static uint32_t n;
-    n++;
+    const uint32_t n = ++next_proj;
     return lm_op_linear(&g, "proj", x, weight(type, 1, out, lm_width(&g, x)), n % 3 == 0 ? vec(out, 0.1) : LM_NONE, n % 2);
 }
 static lm_val norm(lm_val x) { return lm_op_norm(&g, "norm", x, LM_NORM_RMS, 1, 1e-6, vec(lm_width(&g, x), 2), LM_NONE); }
@@ -140,7 +139,7 @@ static lm_val odds(lm_val x) {
 static lm_program *model(void) {
     lm_error err;
     lm_program *p;
-    next_stream = 100;
+    next_stream = 100, next_proj = 0;
     assert_int_equal(lm_graph_init(&g, "test", NULL), LM_OK);
     lm_val x = lm_op_embed(&g, "embed", weight("Q8_0", 1, VOCAB, HID), false);
     x = lm_op_add(&g, "in", x, lm_op_embed(&g, "position", weight("F32", 1, 600, HID), true));
@@ -176,6 +175,10 @@ static lm_program *model(void) {
 /* ---- running ---------------------------------------------------------------------------------------------------------------------*/
 static const char *lane; /* of the cpu devices; NULL: f32 */
 static lm_kv kv = LM_KV_F32; /* theirs too */
+static const lm_cache_type *cache_of(const lm_backend *b) {
+    const bool pairs = kv == LM_KV_BF16 && lane && (strcmp(lane, "bf16") == 0 || strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0);
+    return b == &lm_backend_f64 ? &lm_cache_f64 : &lm_cache_kv[pairs ? LM_KV_BF16X2 : kv];
+}
 static lm_device *device(const lm_backend *b, const lm_program *p, const char *level, uint32_t threads) {
     lm_device *d;
     lm_error err;
@@ -183,6 +186,7 @@ static lm_device *device(const lm_backend *b, const lm_program *p, const char *l
     const lm_device_options o = {.threads = threads, .cpu_level = level, .lane = b == &lm_backend_cpu ? lane : NULL,
                                  .kv = b == &lm_backend_cpu ? lm_kv_name(kv) : NULL};
     if (b->create(&o, &d, &err) != LM_OK) return NULL;
+    assert_ptr_equal(b->cache(d), cache_of(b));
     for (uint32_t i = 0; i < p->n_weights; i++)
         if (b->upload(d, &p->weight[i], &handle[i], &err) != LM_OK) fail_msg("%s", err.message);
     if (b->configure(d, p, handle, &err) != LM_OK) fail_msg("%s: %s", err.field, err.message);
@@ -210,10 +214,6 @@ static bool on_logits(void *ctx, const lm_rows *rows) {
 }
 static int32_t id_at(uint32_t seq, uint32_t i) { return (int32_t)(lm_uniform(kern_seed, 7 + seq, i) * VOCAB); }
 static uint8_t all_wanted[4 * LONGEST];
-static const lm_cache_type *cache_of(const lm_backend *b) {
-    const bool pairs = kv == LM_KV_BF16 && lane && strcmp(lane, "bf16") == 0;
-    return b == &lm_backend_f64 ? &lm_cache_f64 : &lm_cache_kv[pairs ? LM_KV_BF16X2 : kv];
-}
 static lm_state *state_of(const lm_backend *b, const lm_program *p) {
     lm_state *s = NULL;
     assert_int_equal(lm_state_create(p, cache_of(b), &s, NULL), LM_OK);
@@ -354,6 +354,38 @@ static void same_bits_in_bf16(void **state) {
     lm_program_free(p);
     floats = false;
 }
+/* Lanes i8 and mixed attend in bfloat16 where keys and values are bf16: not as with float16, nor in float32 over what is stored. */
+static void same_bits_in_pairs(void **state) {
+    (void)state;
+    static float of[LONGEST * VOCAB], got_f32[LONGEST * VOCAB];
+    for (int i = 1; i < 4; i += 2) {
+        lane = lanes[i], kv = LM_KV_BF16;
+        same_bits_in_lane();
+        memcpy(of, want[0], sizeof want[0]);
+        lm_program *p = model();
+        lm_device *d = device(&lm_backend_cpu, p, NULL, 2);
+        assert_true(d->pairs && !d->bf16);
+        lm_state *s = NULL;
+        d->pairs = NULL, d->cache = &lm_cache_kv[LM_KV_BF16];
+        assert_int_equal(lm_state_create(p, d->cache, &s, NULL), LM_OK);
+        int32_t ids[LONGEST];
+        for (uint32_t j = 0; j < LONGEST; j++) ids[j] = id_at(0, j);
+        catch c = {p, NULL, got_f32, 0, NULL};
+        const lm_run run = {.logits = on_logits, .logits_ctx = &c};
+        const lm_seq q = {s, 0, LONGEST, 0, LONGEST};
+        assert_int_equal(lm_backend_cpu.run(d, &(lm_batch){LONGEST, 1, ids, all_wanted, &q}, &run, NULL), LM_OK);
+        all_rows_differ(of, got_f32, 1, "keys and values as bf16, attention in bfloat16 and in float32");
+        lm_state_free(s);
+        lm_backend_cpu.destroy(d);
+        kv = LM_KV_F16;
+        d = device(&lm_backend_cpu, p, NULL, 2);
+        reference(d, p);
+        all_rows_differ(of, want[0], 1, "keys and values as bf16 and f16");
+        lm_backend_cpu.destroy(d);
+        lm_program_free(p);
+    }
+    lane = NULL, kv = LM_KV_F32;
+}
 /* And with keys and values kept in fewer bits, which must show. */
 static void same_bits_in_kv(void **state) {
     (void)state;
@@ -406,6 +438,11 @@ static void company_in_lane(void) {
 static void company(void **state) {
     (void)state;
     for (int i = 0; i < 4; i++) {
+        lane = lanes[i];
+        company_in_lane();
+    }
+    kv = LM_KV_BF16;
+    for (int i = 1; i < 4; i += 2) {
         lane = lanes[i];
         company_in_lane();
     }
@@ -509,7 +546,7 @@ static int setup(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(near_the_arbiter), cmocka_unit_test(same_bits), cmocka_unit_test(same_bits_in_bf16), cmocka_unit_test(same_bits_in_kv),
-        cmocka_unit_test(company), cmocka_unit_test(stopped_runs_leave_nothing),
+        cmocka_unit_test(same_bits_in_pairs), cmocka_unit_test(company), cmocka_unit_test(stopped_runs_leave_nothing),
         cmocka_unit_test(survives_failing_allocations), cmocka_unit_test(refuses_by_name),
         cmocka_unit_test(out_of_memory_names_the_slab),
     };

@@ -73,12 +73,12 @@ static void meter_reads(void **state) {
 }
 
 /* ---- work -------------------------------------------------------------------------------------------------------------------------*/
-static lm_work work_of(const char *path, const char *lane, const lm_work_shape *at) {
+static lm_work work_in(const char *path, const char *lane, const char *kv, const lm_work_shape *at) {
     lm_engine *e = NULL;
     lm_worker w;
     lm_error err = {0};
     lm_work sum = {0};
-    if (lm_engine_open(path, &(lm_engine_options){.device = {.threads = 1, .lane = lane}}, &e, &err) != LM_OK)
+    if (lm_engine_open(path, &(lm_engine_options){.device = {.threads = 1, .lane = lane, .kv = kv}}, &e, &err) != LM_OK)
         fail_msg("%s: %s", path, err.message);
     assert_int_equal(lm_worker_create(e, &w, &err), LM_OK);
     for (uint32_t i = 0; i < e->program->n_ops; i++) lm_work_add(&w, &e->program->op[i], at, &sum);
@@ -86,6 +86,7 @@ static lm_work work_of(const char *path, const char *lane, const lm_work_shape *
     lm_engine_close(e);
     return sum;
 }
+static lm_work work_of(const char *path, const char *lane, const lm_work_shape *at) { return work_in(path, lane, NULL, at); }
 
 /* hidden 96, 4 layers of 8 heads and 2 kv heads of 16, FFN 112, vocabulary 320, head tied, bfloat16 */
 static void work_of_llama(void **state) {
@@ -113,6 +114,12 @@ static void work_of_quantized(void **state) {
     const lm_work f = work_of("tests/fixtures/hybrid/hybrid-q4_k_m.gguf", "f32", &at),
                   i = work_of("tests/fixtures/hybrid/hybrid-q4_k_m.gguf", "i8", &at);
     assert_true(f.mac[LM_PEAK_INT8] == 0 && i.mac[LM_PEAK_INT8] > 0.5 * lm_work_macs(&i) && lm_work_macs(&i) == lm_work_macs(&f));
+    static const struct { const char *lane, *kv; bool pairs; } in[] = { /* which attend in bfloat16 */
+        {"i8", "bf16", true}, {"mixed", "bf16", true}, {"i16", "bf16", false}, {"i8", "f16", false}};
+    for (size_t k = 0; k < sizeof in / sizeof *in; k++) {
+        const lm_work w = work_in("tests/fixtures/hybrid/hybrid-q4_k_m.gguf", in[k].lane, in[k].kv, &at);
+        assert_true(w.attention_mac == f.attention_mac && w.pair_mac == (in[k].pairs && lm_peak_best(LM_PEAK_BF16) ? w.attention_mac : 0));
+    }
     const lm_reading r = {.read = 10, .peak = {100, 100, 400}};
     assert_true(fabs(lm_work_product_time(&f, &r) - 2 * lm_work_macs(&f) / 100) < 1e-9 * lm_work_macs(&f));
     assert_true(fabs(lm_work_product_time(&i, &r) - (2 * i.mac[LM_PEAK_F32] / 100 + 2 * i.mac[LM_PEAK_INT8] / 400)) <

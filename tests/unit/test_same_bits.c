@@ -9,14 +9,15 @@
  * longrope */
 static const char *const fixtures[] = {"llama", "gemma3", "gpt_oss", "qwen3_5", "deepseek_v32", "phi3"};
 static const char *const backends[] = {"cpu", "f64"};
-/* a delta-rule hybrid in Q4_K and Q6_K: the lanes of quantized activations */
-static const char *const quantized = "hybrid/hybrid-q4_k_m.gguf", *const lanes[] = {"i8", "i16", "mixed"};
+/* a delta-rule hybrid in Q4_K and Q6_K: the lanes of quantized activations, with bf16 those that then attend in bfloat16 */
+static const char *const quantized = "hybrid/hybrid-q4_k_m.gguf";
+static const struct { const char *lane, *kv; } lanes[] = {{"i8", NULL}, {"i16", NULL}, {"mixed", NULL}, {"i8", "bf16"}, {"mixed", "bf16"}};
 enum { N = 60, ROWS = 257 };
 
 typedef struct bench {
     char what[80];
     lm_engine *e;
-    const char *lane; /* NULL: the backend's own */
+    const char *lane, *kv; /* NULL: the backend's own; the lane's */
     uint32_t vocab;
     size_t row; /* bytes of a row of logits */
     int32_t id[ROWS];
@@ -25,13 +26,13 @@ typedef struct bench {
 static void must(const bench *b, lm_status s, const lm_error *err) {
     if (s != LM_OK) fail_msg("%s: %s %s", b->what, err->field, err->message);
 }
-static void open_bench(bench *b, const char *fixture, const char *backend, const char *lane) {
+static void open_bench(bench *b, const char *fixture, const char *backend, const char *lane, const char *kv) {
     char path[80];
     lm_error err = {0};
-    *b = (bench){.lane = lane};
-    snprintf(b->what, sizeof b->what, "%s on %s %s", fixture, backend, lane ? lane : "");
+    *b = (bench){.lane = lane, .kv = kv};
+    snprintf(b->what, sizeof b->what, "%s on %s %s %s", fixture, backend, lane ? lane : "", kv ? kv : "");
     snprintf(path, sizeof path, "tests/fixtures/%s", fixture);
-    lm_engine_options o = {.backend = backend, .device = {.threads = 2, .lane = lane}};
+    lm_engine_options o = {.backend = backend, .device = {.threads = 2, .lane = lane, .kv = kv}};
     must(b, lm_engine_open(path, &o, &b->e, &err), &err);
     b->vocab = b->e->program->vocab;
     b->row = b->vocab * (strcmp(backend, "f64") ? sizeof(float) : sizeof(double));
@@ -140,7 +141,7 @@ static void chunks_and_threads(bench *b) {
     uint8_t *want = alone(b, b->e, b->id, N, N, 0);
     for (uint32_t threads = 1; threads <= 8; threads++) {
         lm_engine *e = NULL;
-        lm_engine_options o = {.backend = b->e->backend->name, .device = {.threads = threads, .lane = b->lane}};
+        lm_engine_options o = {.backend = b->e->backend->name, .device = {.threads = threads, .lane = b->lane, .kv = b->kv}};
         must(b, lm_engine_share(b->e, &o, &e, &err), &err);
         const uint32_t chunk[] = {1, 2, 3, 7, 16, N};
         for (size_t i = 0; i < sizeof chunk / sizeof *chunk; i++) {
@@ -197,13 +198,13 @@ static void each(void (*fn)(bench *)) {
     for (size_t f = 0; f < sizeof fixtures / sizeof *fixtures; f++)
         for (int i = 0; i < 2; i++) {
             bench b;
-            open_bench(&b, fixtures[f], backends[i], NULL);
+            open_bench(&b, fixtures[f], backends[i], NULL, NULL);
             fn(&b);
             lm_engine_close(b.e);
         }
     for (size_t i = 0; i < sizeof lanes / sizeof *lanes; i++) {
         bench b;
-        open_bench(&b, quantized, "cpu", lanes[i]);
+        open_bench(&b, quantized, "cpu", lanes[i].lane, lanes[i].kv);
         fn(&b);
         lm_engine_close(b.e);
     }

@@ -12,7 +12,7 @@
 
 static lm_state *state_of(const lm_cpu *f, uint32_t i) { return f->b->seq[f->seq[i]].state; }
 static lm_kv kv_of(const lm_cpu *f) { return f->d->cache->kv; }
-static bool in_pairs(const lm_cpu *f) { return kv_of(f) == LM_KV_BF16X2; } /* lane bf16 */
+static bool in_pairs(const lm_cpu *f) { return f->d->pairs; } /* keys and values are LM_KV_BF16X2 */
 static uint32_t at_once(const lm_cpu *f) { return in_pairs(f) ? LM_BF16_QUERIES : f->k->attend_n; }
 
 typedef struct attend {
@@ -91,7 +91,7 @@ static void attend_page(const attend *a, const work *w, uint32_t pos, uint32_t p
                                 .keep = w->mark ? w->mark + at : NULL, .keys = keys, .values = values, .next = next, .scale = (float)a->op->attn.scale,
                                 .softcap = (float)a->op->attn.softcap, .s = w->s, .m = fresh ? w->m + i0 : m, .l = fresh ? w->l + i0 : l,
                                 .o = fresh ? w->o + (size_t)i0 * a->padded : w->page, .ldo = a->padded};
-        if (in_pairs(a->f)) a->f->d->bf16->attend(&call);
+        if (in_pairs(a->f)) a->f->d->pairs->attend(&call);
         else a->f->k->attend[kv_of(a->f)](&call);
         if (!fresh) merge(a, w, i0, n, lo, hi, m, l);
     }
@@ -121,7 +121,7 @@ static void place_queries(const attend *a, const work *w, uint32_t b, uint32_t r
         q[i] = f->val[a->op->a] + (size_t)at[i] * dk;
     }
     if (in_pairs(f)) {
-        lm_bf16_pack(f->d->bf16, f->val[a->op->a], dk, at, n, 0, dk, to);
+        lm_bf16_pack(f->d->pairs, f->val[a->op->a], dk, at, n, 0, dk, to);
         return;
     }
     for (uint32_t i = 0; i < n; i++, to += LM_KV_SPAN) {
@@ -186,7 +186,7 @@ static void store_task(void *ctx, uint32_t task, uint32_t thread) {
         const lm_kv_rows r = {.k = lm_cpu_at(f, op->b, row) + (size_t)h * dk, .v = lm_cpu_at(f, op->c, row) + (size_t)h * dv,
                               .ldk = lm_cpu_width(f, op->b), .ldv = lm_cpu_width(f, op->c), .n = n, .at = at, .dk = dk, .dv = dv,
                               .keys = lm_state_keys(s->state, op->attn.slot, page, h), .values = lm_state_values(s->state, op->attn.slot, page, h)};
-        if (in_pairs(f)) f->d->bf16->store(&r);
+        if (in_pairs(f)) f->d->pairs->store(&r);
         else f->k->store[kv_of(f)](&r);
     }
 }

@@ -6,14 +6,23 @@
 static const char *const lanes[] = {"f32", "i8", "i16", "mixed", "bf16", NULL};
 static bool yes(void) { return true; }
 
+/* Lane, level, threads, how keys and values are kept; which bf16 kernels run stands beside the first thing that they are for. */
+static void tell(lm_device *d, lm_kv kv, const lm_bf16_kernels *own, const char *passed_over) {
+    char kernels[32] = "";
+    const uint32_t n = lm_pool_size(d->pool);
+    if (own) snprintf(kernels, sizeof kernels, " (%s%s%s)", own->level, passed_over ? ", not " : "", passed_over ? passed_over : "");
+    snprintf(d->text, sizeof d->text, "cpu %s %s%s %u thread%s", d->lane, d->k->level, d->bf16 ? kernels : "", n, n == 1 ? "" : "s");
+    if (kv == LM_KV_F32) return;
+    snprintf(d->text + strlen(d->text), sizeof d->text - strlen(d->text), ", kv %s%s", lm_kv_name(kv), d->bf16 ? "" : kernels);
+}
 static lm_status create(const lm_device_options *o, lm_device **out, lm_error *err) {
     const char *lane = o->lane ? NULL : lanes[0];
     for (uint32_t i = 0; !lane && lanes[i]; i++)
         if (strcmp(o->lane, lanes[i]) == 0) lane = lanes[i];
     if (!lane) return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "lane", "the cpu backend has no lane '%.40s': use f32, i16, mixed, i8 or bf16", o->lane);
-    const bool bf16 = strcmp(lane, "bf16") == 0;
+    const bool bf16 = strcmp(lane, "bf16") == 0, coarse = strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0;
     lm_kv kv = LM_KV_F32;
-    if (strcmp(lane, "i8") == 0 || strcmp(lane, "mixed") == 0) kv = LM_KV_F16; /* far below what those lanes round off anyway */
+    if (coarse) kv = LM_KV_F16; /* far below what those lanes round off anyway */
     if (bf16) kv = LM_KV_BF16;
     if (o->kv && !lm_kv_by_name(o->kv, &kv))
         return lm_fail_at(err, LM_UNSUPPORTED, NULL, LM_NO_OFFSET, "kv", "keys and values can't be kept as '%.40s': use f32, f16, bf16 or q8_0", o->kv);
@@ -29,14 +38,13 @@ static lm_status create(const lm_device_options *o, lm_device **out, lm_error *e
     d->k = k;
     d->ik = lm_int_pick(k);
     d->lane = lane;
-    d->cache = &lm_cache_kv[bf16 && kv == LM_KV_BF16 ? LM_KV_BF16X2 : kv];
+    const bool pairs = kv == LM_KV_BF16 && (bf16 || coarse); /* f32 and i16 round what is stored, and nothing else */
     const char *passed_over = NULL; /* an instruction that doesn't give the contract's bits on this CPU */
-    if (bf16) d->bf16 = lm_bf16_pick(k, &passed_over);
-    uint32_t n = lm_pool_size(d->pool);
-    snprintf(d->text, sizeof d->text, "cpu %s %s %u thread%s", lane, k->level, n, n == 1 ? "" : "s");
-    if (d->bf16) snprintf(d->text, sizeof d->text, "cpu bf16 %s (%s%s%s) %u thread%s", k->level, d->bf16->level, passed_over ? ", not " : "",
-                          passed_over ? passed_over : "", n, n == 1 ? "" : "s");
-    if (kv != LM_KV_F32) snprintf(d->text + strlen(d->text), sizeof d->text - strlen(d->text), ", kv %s", lm_kv_name(kv));
+    const lm_bf16_kernels *own = bf16 || pairs ? lm_bf16_pick(k, &passed_over) : NULL;
+    d->bf16 = bf16 ? own : NULL;
+    d->pairs = pairs ? own : NULL;
+    d->cache = &lm_cache_kv[pairs ? LM_KV_BF16X2 : kv];
+    tell(d, kv, own, passed_over);
     *out = d;
     return LM_OK;
 }

@@ -33,10 +33,11 @@ struct lm_device {
     lm_pool *pool;
     const lm_kernels *k;
     const lm_int_kernels *ik;
-    const lm_bf16_kernels *bf16; /* NULL: another lane */
+    const lm_bf16_kernels *bf16;  /* products: lane bf16; NULL: another lane */
+    const lm_bf16_kernels *pairs; /* attention in bfloat16: lanes bf16, i8 and mixed with keys and values as bf16; NULL: in float32 */
     const char *lane;
     const lm_cache_type *cache;
-    char text[64];
+    char text[80];
     lm_slab *slab;              /* that weights are packed into */
     lm_packed_matrix *uploaded; /* data NULL: released */
     uint32_t n_uploaded, cap_uploaded;
