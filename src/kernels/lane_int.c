@@ -12,6 +12,7 @@
 #define LEAST_TILES 11u /* that are worth unpacking a pair of strips */
 #define DIRECT 8u /* strips that a task takes straight from the packed form, at most */
 #define DIRECT_FLOATS (LM_INT_GEMV * DIRECT * 16u)
+#define PLANE_FLOATS 32768u /* of a plane that stays in the second-nearest cache with another one and the tiles between them */
 #define PAGE_FLOATS 1024u /* the most that aligning scratch to a page takes */
 #define TASKS 24u /* wanted of a product for each thread, at least */
 
@@ -114,8 +115,9 @@ uint32_t lm_int_groups(const lm_int_product *p, uint32_t n) {
 static uint32_t tile_groups(const lm_int_product *p) { return p->groups ? p->groups : lm_int_groups(p, 1); }
 uint32_t lm_int_tasks(const lm_int_product *p) { return row_tasks(p) * tile_groups(p); }
 static size_t plane_floats(uint32_t K) { return (size_t)(K / LM_INT_BLK) * (256 + 4 * PAIR); }
+static bool two_planes(uint32_t K) { return plane_floats(K) <= PLANE_FLOATS; }
 size_t lm_int_scratch(uint32_t K, bool gate) {
-    const size_t tiles = TILE_FLOATS + (gate ? GROUP * PAIR : TILE_FLOATS) + plane_floats(K);
+    const size_t tiles = TILE_FLOATS + (gate ? GROUP * PAIR : TILE_FLOATS) + (gate && two_planes(K) ? 2 : 1) * plane_floats(K);
     return PAGE_FLOATS + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
 }
 
@@ -251,11 +253,36 @@ static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments
         }
     }
 }
+/* i16's tiles are nearly twice as large and come from the shared cache for each plane: where both planes fit, a tile goes by the two of them
+ * at once (Q6_K 1 to 2 % faster, Q4_K no slower; of K = 8192 it would be 3 % slower). */
+static bool side_by_side(const lm_int_product *p) { return p->gate && p->lane == LM_INT_16 && two_planes(p->w->K); }
+static void run_both(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
+    const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2;
+    const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
+    const lm_packed_matrix *const w[2] = {p->w, p->gate->w};
+    float *const out = scratch + 2 * plane_floats(p->w->K), *const to[2] = {out, out + TILE_FLOATS};
+    lm_int_plane plane[2];
+    later next[2];
+    for (int k = 0; k < 2; k++) {
+        plane[k] = unpack(p, w[k], s, scratch + (size_t)k * plane_floats(p->w->K));
+        next[k] = later_of(p, w[k], s + 2, i1 - i0);
+    }
+    for (uint32_t j = i0; j < i1; j++) {
+        const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+        for (int k = 0; k < 2; k++) {
+            ask(&next[k]);
+            p->k->tile(p->lane, &plane[k], tile_at(p, t0), n_t, g, to[k], PAIR);
+        }
+        finish(p, s * 16, t0, n_t, PAIR, to[0], to[1]);
+    }
+}
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {
     const lm_int_segments g = segments_of(p);
     scratch += (4096 - (uintptr_t)scratch % 4096) % 4096 / sizeof *scratch; /* elsewhere in a page mixed was 4 % slower */
     if (direct(p))
         run_direct(p, i, &g, scratch);
+    else if (side_by_side(p))
+        run_both(p, i, &g, scratch);
     else
         run_tiles(p, i, &g, scratch);
 }

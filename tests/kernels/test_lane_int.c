@@ -96,23 +96,26 @@ static void feeds_its_rows(const problem *p, const lm_int_kernels *k, lm_int_lan
     ASSERT_SAME(want, (float *)gate.xq, n / sizeof(float), k->level);
     kern_guard_free(gate.xq, n), free(want);
 }
-/* A gate equals its parts: both products here are the same one, the second without its bias. */
-static void gate_is_its_parts(problem *p, const lm_int_kernels *k, lm_int_lane lane, const float *with_bias) {
-    const size_t n = (size_t)p->rows * p->T;
+static void pack_weights(problem *p);
+/* A gate equals its parts: the second product's weights are the first one's a row further on, without its bias. */
+static void gate_is_its_parts(const problem *p, const lm_int_kernels *k, lm_int_lane lane, const float *with_bias) {
+    const size_t n = (size_t)p->rows * p->T, row = (size_t)(p->K / p->t->block) * p->t->bytes;
     const lm_kernels *fk;
     assert_int_equal(lm_kernels_pick(NULL, &fk, NULL), LM_OK);
-    const lm_int_gate gate = {fk, &p->m, NULL, LM_KACT_SILU, 0, 0, NULL};
-    float *const bias = p->bias, *got = run_gated(p, k, lane, &gate), *want = malloc(n * sizeof *want);
-    p->bias = NULL;
-    float *up = run(p, k, lane);
-    p->bias = bias;
+    problem second = *p;
+    second.bias = NULL, second.raw = malloc(p->rows * row);
+    memcpy(second.raw, p->raw + row, (p->rows - 1) * row), memcpy(second.raw + (p->rows - 1) * row, p->raw, row);
+    pack_weights(&second);
+    const lm_int_gate gate = {fk, &second.m, NULL, LM_KACT_SILU, 0, 0, NULL};
+    float *const got = run_gated(p, k, lane, &gate), *const want = malloc(n * sizeof *want), *const up = run(&second, k, lane);
     lm_kernels_c.gated(LM_KACT_SILU, want, with_bias, up, 0, 0, (uint32_t)n);
     ASSERT_SAME(want, got, n, k->level);
     if (p->T > LM_INT_GEMV && p->rows % 32 == 0 && lane != LM_INT_MIXED) feeds_its_rows(p, k, lane, gate, got);
-    free(up), free(want), free(got);
+    lm_packed_free(&second.m);
+    free(second.raw), free(up), free(want), free(got);
 }
 static void near_exact(const problem *p, lm_int_lane lane, const float *y) {
-    double *w = malloc(sizeof(double) * p->K), *v = malloc(sizeof(double) * p->K), dx[64];
+    double *w = malloc(sizeof(double) * p->K), *v = malloc(sizeof(double) * p->K), dx[96];
     for (uint32_t t = 0; t < p->T; t++) {
         quantised(lane, p->x + (size_t)t * p->K, p->K, 0, p->K, v, dx);
         for (uint32_t r = 0; r < p->rows; r++) {
@@ -258,8 +261,10 @@ static void token_counts(void **state) {
     static const char *const type[] = {"Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K", "Q2_K", "Q5_0"};
     for (size_t i = 0; i < sizeof T / sizeof *T; i++) {
         const lm_dtype *t = lm_dtype_by_name(type[i % 7]);
-        check(t, T[i] == 25 || T[i] % 2 == 0 ? 64 : T[i] > 40 ? 17 : 70, t->block == 256 ? 512 : 32 * (1 + kern_below(12)), T[i], i & 1, false);
+        check(t, T[i] == 25 || T[i] % 2 == 0 ? 64 : T[i] > 40 ? 17 : 70, t->block == 256 ? 512 : 32 * (1 + kern_below(12)), T[i], i & 1, i & 2);
     }
+    check(lm_dtype_by_name("Q6_K"), 32, 2560, 26, true, true); /* two planes side by side in i16, */
+    check(lm_dtype_by_name("Q8_0"), 32, 2752, 26, true, true); /* and one after the other */
 }
 /* Every K of a 32-block type: segments of all sizes, empty ones too. */
 static void every_length(void **state) {
