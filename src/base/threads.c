@@ -1,11 +1,12 @@
 /* The thread pool.
  *
  * A job's tasks are cut into ranges of neighbours, one per thread (many threads share some): a thread works through its own range, so that
- * it reads memory in one stream, then helps with the others'. A range is published through its `cursor`: the job's epoch in the upper half,
- * the number of tasks not yet taken in the lower one. Taking a task is one compare-and-swap that lowers the count. A job ends only when
- * every taken task has been counted off in `pending`, so a successful swap proves that the job it belongs to is still running, and that fn,
- * ctx and n_tasks, read just before, are that job's. A worker that wakes late, even in the middle of a later job, finds either a count of 0
- * or a swap that fails: it never touches a finished job.
+ * it reads memory in one stream, then helps with the others'. A job is its number, its epoch, and its number of tasks in one word, so that nobody
+ * sees one without the other. A range's `cursor` has the epoch of the job that it was last used in, and how many of its tasks are not yet taken; a
+ * cursor of an earlier job stands for a range that nobody has touched in this one (an empty range is marked by the caller), so that a worker finds its
+ * own where it left it, in its cache. Taking a task is one compare-and-swap, which lowers the count. A job ends only when all that were taken have been
+ * counted in `finished`: so a swap that succeeds proves that its job is still running, whose fn and ctx, read just before, these then are. A worker that
+ * wakes late, even in the middle of a later job, finds a count of 0, or a later epoch: it never touches a finished job.
  *
  * A task that was taken must be waited for, and a thread whose CPU goes to another process in the middle of one keeps the whole job waiting
  * for a time slice, which is as long as many jobs of decoding. So a worker that kept the caller waiting for longer than sharing had saved, and
@@ -39,6 +40,7 @@
 #define MAX_RANGES 16
 /* Longer than what lies between two tokens: their logits, the choice. */
 #define SPIN_SECONDS 100e-6
+#define MEASURE_SECONDS 100e-6 /* of the ticks' clock, when a pool is made */
 /* Of what the next job reads: asked for by a thread that waits, in all and at a time. A CPU drops what it is asked for while its queue of misses is
  * full, so there is a pause after each step, which then takes about as long as memory takes for it. The caller, which has other work to do between,
  * asks for as many steps at once as the queue takes. */
@@ -89,16 +91,20 @@ typedef struct range {
     _Alignas(64) _Atomic uint64_t cursor;
 } range;
 
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a job's epoch is the first half of its word");
 struct lm_pool {
+    double tick; /* seconds of a tick */
     uint32_t n;       /* threads, the caller's included */
     uint32_t started; /* workers that exist: n - 1 once created */
     uint32_t n_ranges;
     bool patient;
     bool spread; /* each thread has a CPU of its own: spin before sleeping, and let late workers rest */
     worker *workers;
-    /* The job, in one line: a worker that sees a new epoch, which it waits for, has the rest too. */
-    _Alignas(64) _Atomic uint32_t epoch;
-    _Atomic uint32_t n_tasks;
+    /* The job, in one line: a worker that sees a new epoch, which it waits for, has the rest too. Written by the caller alone. */
+    _Alignas(64) union {
+        _Atomic uint64_t word; /* the tasks in the upper half, which is the later one in memory (checked below) */
+        _Atomic uint32_t epoch;
+    } job;
     _Atomic(lm_task_fn) fn;
     _Atomic(void *) ctx;
     _Atomic int caller_cpu;
@@ -110,13 +116,45 @@ struct lm_pool {
         lm_span span[LM_POOL_SPANS];
     } next[MAX_RANGES];
     bool told;
-    _Alignas(64) _Atomic uint32_t pending; /* tasks not finished; the caller waits for 0 */
+    uint32_t before; /* `finished` when the job started; the caller's */
+    _Alignas(64) _Atomic uint32_t finished; /* by the workers, of all jobs */
     _Atomic uint32_t caller_sleeps;
     _Atomic uint32_t last;              /* the thread that finished the last task */
     _Alignas(64) _Atomic uint32_t rest; /* workers that rest */
     _Atomic uint32_t sleepers;
     _Atomic uint32_t quit, ready, bad_env;
 };
+
+static void cpu_pause(void) {
+#if defined(__x86_64__)
+    _mm_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
+/* A clock that costs little to read, for what is decided job by job; its ticks are measured when a pool is made. */
+static uint64_t ticks(void) {
+#if defined(__x86_64__)
+    return __builtin_ia32_rdtsc();
+#elif defined(__aarch64__)
+    uint64_t t;
+    __asm__ volatile("mrs %0, cntvct_el0" : "=r"(t));
+    return t;
+#else
+    return (uint64_t)(lm_now() * 1e9);
+#endif
+}
+
+static double span(const lm_pool *p, uint64_t from, uint64_t to) { return (double)(int64_t)(to - from) * p->tick; }
+static void measure_tick(lm_pool *p) {
+    const double from = lm_now();
+    const uint64_t start = ticks();
+    double to;
+    while ((to = lm_now()) - from < MEASURE_SECONDS) cpu_pause();
+    const uint64_t n = ticks() - start;
+    p->tick = n ? (to - from) / (double)n : 1e-9;
+}
 
 /* ---- waiting ----------------------------------------------------------------------------------------------------------------- */
 
@@ -138,14 +176,6 @@ static void word_wake(_Atomic uint32_t *w, uint32_t n) {
     pthread_mutex_unlock(&wait_lock);
 }
 #endif
-
-static void cpu_pause(void) {
-#if defined(__x86_64__)
-    _mm_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("yield");
-#endif
-}
 
 #if defined(__linux__)
 static int this_cpu(void) { return sched_getcpu(); }
@@ -182,16 +212,17 @@ static void ask_ahead(asked *a) {
 }
 
 /* Waits until *w differs from `seen`; `asleep` tells whoever changes it that a wake-up is needed. */
-static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep, bool spin, asked *a) {
+static void wait_change(const lm_pool *p, _Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *asleep, bool spin, asked *a) {
     if (spin) {
-        double until = lm_now() + SPIN_SECONDS;
+        uint64_t start = 0;
         do {
             for (int i = 0; i < 32; i++) {
                 if (atomic_load_explicit(w, memory_order_acquire) != seen) return;
                 ask_ahead(a);
                 cpu_pause();
             }
-        } while (lm_now() < until);
+            if (!start) start = ticks();
+        } while (span(p, start, ticks()) < SPIN_SECONDS);
     }
     /* Sequentially consistent on both sides: either the waker sees `asleep`, or the kernel sees the new value and doesn't sleep. */
     atomic_fetch_add(asleep, 1);
@@ -201,31 +232,48 @@ static void wait_change(_Atomic uint32_t *w, uint32_t seen, _Atomic uint32_t *as
 
 /* ---- work -------------------------------------------------------------------------------------------------------------------- */
 
-/* Runs tasks until none is left to take; returns how many. */
-static uint32_t work(lm_pool *p, uint32_t thread) {
-    const uint32_t n_ranges = p->n_ranges;
+static uint32_t range_size(const lm_pool *p, uint64_t n_tasks, uint32_t r) {
+    return (uint32_t)((r + 1) * n_tasks / p->n_ranges - r * n_tasks / p->n_ranges);
+}
+/* What a cursor says to those that run job `epoch`, of n_tasks: the count of a range of this job, whole where it is untouched. */
+static uint32_t left_of(const lm_pool *p, uint64_t cursor, uint32_t epoch, uint32_t n_tasks, uint32_t r, uint32_t thread) {
+    const uint32_t of = (uint32_t)(cursor >> 32);
+    if (of == epoch) return (uint32_t)cursor;
+    /* the caller knows that its job is the last there is, however long ago a range was used */
+    return thread && (int32_t)(epoch - of) < 0 ? 0 : range_size(p, n_tasks, r);
+}
+/* Runs tasks of a range until none is left to take; returns how many. */
+static uint32_t take(lm_pool *p, uint64_t job, uint32_t r, uint32_t thread) {
+    const uint32_t epoch = (uint32_t)job, n_tasks = (uint32_t)(job >> 32), end = (uint32_t)((r + 1) * (uint64_t)n_tasks / p->n_ranges);
+    _Atomic uint64_t *cursor = &p->range[r].cursor;
     uint32_t done = 0;
-    for (uint32_t i = 0, r = thread % n_ranges; i < n_ranges; i++, r = r + 1 < n_ranges ? r + 1 : 0) {
-        _Atomic uint64_t *cursor = &p->range[r].cursor;
-        /* Its own range a worker takes at once as its own: to read it first would bring the line over twice. */
-        uint64_t c = i == 0 && thread ? atomic_fetch_add(cursor, 0) : atomic_load_explicit(cursor, memory_order_acquire);
-        while ((uint32_t)c != 0) {
-            lm_task_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
-            void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
-            uint64_t n = atomic_load_explicit(&p->n_tasks, memory_order_relaxed);
-            if (!atomic_compare_exchange_weak_explicit(cursor, &c, c - 1, memory_order_acq_rel, memory_order_acquire)) continue;
-            fn(ctx, (uint32_t)((r + 1) * n / n_ranges) - (uint32_t)c, thread);
-            done++;
-            c = atomic_load_explicit(cursor, memory_order_acquire);
-        }
+    uint64_t c = atomic_load_explicit(cursor, memory_order_acquire);
+    for (uint32_t left; (left = left_of(p, c, epoch, n_tasks, r, thread)) != 0;) {
+        lm_task_fn fn = atomic_load_explicit(&p->fn, memory_order_relaxed);
+        void *ctx = atomic_load_explicit(&p->ctx, memory_order_relaxed);
+        const uint64_t next = (uint64_t)epoch << 32 | (left - 1);
+        if (!atomic_compare_exchange_weak_explicit(cursor, &c, next, memory_order_acq_rel, memory_order_acquire)) continue;
+        fn(ctx, end - left, thread);
+        done++;
+        c = next; /* most often */
     }
     return done;
 }
+static uint32_t range_after(const lm_pool *p, uint32_t r) { return r + 1 < p->n_ranges ? r + 1 : 0; }
+/* By a worker. */
 static void count_off(lm_pool *p, uint32_t thread, uint32_t done) {
     if (done == 0) return;
     /* Overwritten only by threads that finish later; the caller reads it when all have. */
     atomic_store_explicit(&p->last, thread, memory_order_relaxed);
-    if (atomic_fetch_sub(&p->pending, done) == done && atomic_load(&p->caller_sleeps)) word_wake(&p->pending, 1);
+    atomic_fetch_add(&p->finished, done);
+    if (atomic_load(&p->caller_sleeps)) word_wake(&p->finished, 1);
+}
+
+/* A worker's part of a job: what it did of its own range is counted before it looks for others' work, which may be far away. */
+static void work(lm_pool *p, uint64_t job, uint32_t thread) {
+    const uint32_t own = thread % p->n_ranges;
+    count_off(p, thread, take(p, job, own, thread));
+    for (uint32_t r = range_after(p, own); r != own; r = range_after(p, r)) count_off(p, thread, take(p, job, r, thread));
 }
 
 /* ---- rest -------------------------------------------------------------------------------------------------------------------- */
@@ -266,6 +314,14 @@ static void step_aside(lm_pool *p, worker *me) {
     if (in_the_way(p)) send_to_rest(p, me);
 }
 
+/* A new epoch, with or without tasks. */
+static uint64_t announce(lm_pool *p, uint32_t n_tasks, uint32_t n_wake) {
+    const uint64_t job = (uint64_t)n_tasks << 32 | (atomic_load_explicit(&p->job.epoch, memory_order_relaxed) + 1);
+    atomic_store(&p->job.word, job);
+    if (atomic_load(&p->sleepers)) word_wake(&p->job.epoch, n_wake);
+    return job;
+}
+
 static double longer(double span) { return span < REST_SECONDS ? REST_SECONDS : span < REST_MOST / 2 ? 2 * span : REST_MOST; }
 static void was_late(lm_pool *p, worker *w, double now, double waited) {
     const double since = now - w->late_at;
@@ -293,8 +349,7 @@ static void look_after(lm_pool *p, double now) {
             w->rest_until = now + WATCH_SECONDS + w->rest;
             atomic_store(&w->resting, WATCH);
             word_wake(&w->resting, 1);
-            atomic_fetch_add(&p->epoch, 1); /* it may still be waiting for a job */
-            if (atomic_load(&p->sleepers)) word_wake(&p->epoch, UINT32_MAX);
+            announce(p, 0, UINT32_MAX); /* it may still be waiting for a job */
         }
     }
 }
@@ -310,20 +365,16 @@ static void *worker_main(void *arg) {
     word_wake(&p->ready, 1);
     asked a = {.of = me->index < p->n_ranges ? &p->ahead[me->index] : NULL};
     for (uint32_t seen = 0; !atomic_load(&p->quit);) {
-        wait_change(&p->epoch, seen, &p->sleepers, p->spread && !in_the_way(p), &a);
-        seen = atomic_load_explicit(&p->epoch, memory_order_acquire);
+        wait_change(p, &p->job.epoch, seen, &p->sleepers, p->spread && !in_the_way(p), &a);
+        const uint64_t job = atomic_load_explicit(&p->job.word, memory_order_acquire);
+        seen = (uint32_t)job;
         if (in_the_way(p)) step_aside(p, me);
         if (atomic_load_explicit(&me->resting, memory_order_relaxed) != WORK)
             rest(p, me);
         else
-            count_off(p, me->index, work(p, me->index));
+            work(p, job, me->index);
     }
     return NULL;
-}
-
-static void announce(lm_pool *p, uint32_t n_wake) {
-    atomic_fetch_add(&p->epoch, 1);
-    if (atomic_load(&p->sleepers)) word_wake(&p->epoch, n_wake);
 }
 
 /* What was told before this job is what comes after it. */
@@ -341,40 +392,43 @@ static void tell(lm_pool *p) {
     }
 }
 
-static void publish(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
+static uint64_t publish(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     atomic_store_explicit(&p->fn, fn, memory_order_relaxed);
     atomic_store_explicit(&p->ctx, ctx, memory_order_relaxed);
-    atomic_store_explicit(&p->n_tasks, n_tasks, memory_order_relaxed);
-    atomic_store_explicit(&p->pending, n_tasks, memory_order_relaxed);
-    const uint64_t epoch = (uint64_t)atomic_load_explicit(&p->epoch, memory_order_relaxed) + 1, n = n_tasks;
-    for (uint64_t r = 0; r < p->n_ranges; r++)
-        atomic_store_explicit(&p->range[r].cursor, epoch << 32 | ((r + 1) * n / p->n_ranges - r * n / p->n_ranges), memory_order_release);
-    announce(p, n_tasks - 1);
+    const uint64_t epoch = atomic_load_explicit(&p->job.epoch, memory_order_relaxed) + 1;
+    for (uint32_t r = 0; n_tasks < p->n_ranges && r < p->n_ranges; r++)
+        if (range_size(p, n_tasks, r) == 0) atomic_store_explicit(&p->range[r].cursor, epoch << 32, memory_order_relaxed);
+    return announce(p, n_tasks, n_tasks - 1);
 }
 
 void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks) {
     if (!lm_fp_env_ok()) lm_fp_env_set(); /* the caller is thread 0 */
-    if (n_tasks > 1) tell(p);
-    const double start = p->n > 1 && n_tasks > 1 && p->spread ? lm_now() : 0;
-    if (start > 0) {
+    const bool watched = p->n > 1 && n_tasks > 1 && p->spread;
+    const uint64_t start = watched ? ticks() : 0;
+    if (watched) {
         atomic_store_explicit(&p->caller_cpu, this_cpu(), memory_order_relaxed);
-        look_after(p, start);
+        look_after(p, (double)start * p->tick);
     }
     if (p->n == 1 || n_tasks <= 1 || atomic_load_explicit(&p->rest, memory_order_relaxed) == p->n - 1) {
         for (uint32_t i = 0; i < n_tasks; i++) fn(ctx, i, 0);
+        if (n_tasks > 1) tell(p);
         return;
     }
-    publish(p, fn, ctx, n_tasks);
-    const uint32_t own = work(p, 0);
-    const double mine = p->spread ? lm_now() : 0;
-    count_off(p, 0, own);
-    if (!atomic_load(&p->pending)) return;
-    for (uint32_t left; (left = atomic_load(&p->pending)) != 0;) wait_change(&p->pending, left, &p->caller_sleeps, p->spread, &p->asked);
-    if (!p->spread) return;
-    const double now = lm_now(), waited = now - mine, each = own ? (mine - start) / own : 0;
+    const uint64_t job = publish(p, fn, ctx, n_tasks);
+    uint32_t own = take(p, job, 0, 0);
+    tell(p); /* not sooner: the lines are the workers', and the caller's first task would wait for them */
+    for (uint32_t r = 1; r < p->n_ranges && atomic_load(&p->finished) != p->before + (n_tasks - own); r++) own += take(p, job, r, 0);
+    p->before += n_tasks - own; /* what `finished` will be */
+    if (atomic_load(&p->finished) == p->before) return;
+    const uint64_t mine = watched ? ticks() : 0;
+    for (uint32_t seen; (seen = atomic_load(&p->finished)) != p->before;)
+        wait_change(p, &p->finished, seen, &p->caller_sleeps, p->spread, &p->asked);
+    if (!watched) return;
+    const uint64_t now = ticks();
+    const double waited = span(p, mine, now), each = own ? span(p, start, mine) / own : 0;
     const uint32_t last = atomic_load_explicit(&p->last, memory_order_relaxed);
     if (!p->patient && last && waited > LATE_SECONDS + LATE_TASKS * each && waited > (n_tasks - own) * each)
-        was_late(p, &p->workers[last - 1], now, waited);
+        was_late(p, &p->workers[last - 1], (double)now * p->tick, waited);
 }
 
 uint32_t lm_pool_ranges(const lm_pool *p) { return p->n_ranges; }
@@ -397,7 +451,7 @@ uint32_t lm_pool_resting(const lm_pool *p) { return atomic_load_explicit(&p->res
 void lm_pool_destroy(lm_pool *p) {
     if (!p) return;
     atomic_store(&p->quit, 1);
-    announce(p, UINT32_MAX);
+    announce(p, 0, UINT32_MAX);
     for (uint32_t i = 0; i < p->started; i++) {
         atomic_store(&p->workers[i].resting, WATCH);
         word_wake(&p->workers[i].resting, 1);
@@ -434,6 +488,7 @@ lm_status lm_pool_create(uint32_t n_threads, lm_pool **out, lm_error *err) {
     p->spread = p->n <= usable_cpus();
     p->caller_cpu = -1;
     p->workers = lm_calloc(p->n, sizeof *p->workers);
+    if (p->n > 1) measure_tick(p);
     lm_status s = p->workers ? start_workers(p, err) : lm_fail_nomem(err, "a thread pool", p->n * sizeof *p->workers);
     if (s != LM_OK) {
         lm_pool_destroy(p);

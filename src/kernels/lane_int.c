@@ -14,7 +14,8 @@
 #define DIRECT_FLOATS (LM_INT_GEMV * DIRECT * 16u)
 #define PLANE_FLOATS 32768u /* of a plane that stays in the second-nearest cache with another one and the tiles between them */
 #define PAGE_FLOATS 1024u /* the most that aligning scratch to a page takes */
-#define TASKS 24u /* wanted of a product for each thread, at least */
+#define TASKS 24u  /* wanted of a product for each thread, at least, */
+#define STREAMS 6u /* where they are streams */
 
 /* ---- which kernels ---------------------------------------------------------------------------------------------------------------*/
 #if defined(__x86_64__)
@@ -91,9 +92,9 @@ void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *co
 static bool direct(const lm_int_product *p) {
     return p->n_t <= LM_INT_GEMV && p->k->gemv[p->w->pack] && (!p->gate || p->k->gemv[p->gate->w->pack]);
 }
-/* Decoding, enough that handing a task out costs little, few enough that all threads have work to the end. */
+/* Decoding, so many that all threads have work to the end, but of long streams: strips that follow each other come faster than parts of many. */
 uint32_t lm_int_strips(const lm_int_product *p) {
-    const uint32_t few = p->w->strips / 12, n = p->w->strips / 24 > 3 ? p->w->strips / 24 : few < 3 ? few : 3;
+    const uint32_t n = p->w->strips / (STREAMS * (p->threads ? p->threads : 1));
     return !direct(p) || n < 2 ? 2 : n > DIRECT ? DIRECT : n;
 }
 static uint32_t row_tasks(const lm_int_product *p) {

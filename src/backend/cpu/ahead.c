@@ -15,7 +15,7 @@ static uint32_t next_reader(const lm_cpu *f, uint32_t i) {
 }
 static uint32_t strips_of(const lm_cpu *f, const lm_packed_matrix *w, lm_int_lane lane) {
     if (!lm_cpu_is_int(lane)) return LM_STRIP_GROUP;
-    const lm_int_product p = {.k = f->d->ik, .lane = lane, .w = w, .n_t = f->n};
+    const lm_int_product p = {.k = f->d->ik, .lane = lane, .w = w, .n_t = f->n, .threads = lm_pool_size(f->d->pool)};
     return lm_int_strips(&p);
 }
 /* Strips [s0, s1) of a matrix as one more span */
