@@ -93,7 +93,7 @@ typedef struct range {
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "a job's epoch is the first half of its word");
 struct lm_pool {
-    double tick; /* seconds of a tick */
+    double tick;      /* seconds of a tick */
     uint32_t n;       /* threads, the caller's included */
     uint32_t started; /* workers that exist: n - 1 once created */
     uint32_t n_ranges;
@@ -102,7 +102,7 @@ struct lm_pool {
     worker *workers;
     /* The job, in one line: a worker that sees a new epoch, which it waits for, has the rest too. Written by the caller alone. */
     _Alignas(64) union {
-        _Atomic uint64_t word; /* the tasks in the upper half, which is the later one in memory (checked below) */
+        _Atomic uint64_t word; /* the tasks in the upper half, which is the later one in memory */
         _Atomic uint32_t epoch;
     } job;
     _Atomic(lm_task_fn) fn;
@@ -111,7 +111,7 @@ struct lm_pool {
     range range[MAX_RANGES];
     ahead ahead[MAX_RANGES];
     asked asked; /* by the caller */
-    struct { /* what becomes `ahead` when the job at hand starts */
+    struct { /* what becomes `ahead` when the caller has done its part of the job at hand */
         uint32_t n;
         lm_span span[LM_POOL_SPANS];
     } next[MAX_RANGES];
@@ -119,7 +119,7 @@ struct lm_pool {
     uint32_t before; /* `finished` when the job started; the caller's */
     _Alignas(64) _Atomic uint32_t finished; /* by the workers, of all jobs */
     _Atomic uint32_t caller_sleeps;
-    _Atomic uint32_t last;              /* the thread that finished the last task */
+    _Atomic uint32_t last; /* the worker that counted last */
     _Alignas(64) _Atomic uint32_t rest; /* workers that rest */
     _Atomic uint32_t sleepers;
     _Atomic uint32_t quit, ready, bad_env;
@@ -263,7 +263,7 @@ static uint32_t range_after(const lm_pool *p, uint32_t r) { return r + 1 < p->n_
 /* By a worker. */
 static void count_off(lm_pool *p, uint32_t thread, uint32_t done) {
     if (done == 0) return;
-    /* Overwritten only by threads that finish later; the caller reads it when all have. */
+    /* Overwritten only by workers that count later; the caller reads it when all have. */
     atomic_store_explicit(&p->last, thread, memory_order_relaxed);
     atomic_fetch_add(&p->finished, done);
     if (atomic_load(&p->caller_sleeps)) word_wake(&p->finished, 1);

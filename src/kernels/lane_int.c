@@ -235,10 +235,18 @@ static void ask(later *l) {
     for (; l->at < to; l->at += 64) __builtin_prefetch(l->at, 0, 2);
     l->at = to;
 }
+/* Task i: the pair of strips from s on, by tiles [i0, i1) */
+typedef struct part {
+    uint32_t s, i0, i1;
+} part;
+static part part_of(const lm_int_product *p, uint32_t i) {
+    const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), g = i / rows;
+    return (part){i % rows * 2, (uint32_t)((uint64_t)g * tiles / groups), (uint32_t)((uint64_t)(g + 1) * tiles / groups)};
+}
 /* Two products one after the other here too: one plane of unpacked weights fits the nearest caches, two do not. What the first gives waits. */
 static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
-    const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2, row = s * 16;
-    const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
+    const part at = part_of(p, i);
+    const uint32_t s = at.s, i0 = at.i0, i1 = at.i1, row = s * 16;
     float *second = scratch + plane_floats(p->w->K), *out = second + TILE_FLOATS;
     const uint32_t first_t = lm_int_first(p->lane, p->n_t, i0);
     const bool there = in_place(p, row, PAIR);
@@ -258,8 +266,8 @@ static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments
  * at once (Q6_K 1 to 2 % faster, Q4_K no slower; of K = 8192 it would be 3 % slower). */
 static bool side_by_side(const lm_int_product *p) { return p->gate && p->lane == LM_INT_16 && two_planes(p->w->K); }
 static void run_both(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *scratch) {
-    const uint32_t rows = row_tasks(p), tiles = lm_int_tiles(p->lane, p->n_t), groups = tile_groups(p), s = i % rows * 2;
-    const uint32_t i0 = (uint32_t)((uint64_t)(i / rows) * tiles / groups), i1 = (uint32_t)((uint64_t)(i / rows + 1) * tiles / groups);
+    const part at = part_of(p, i);
+    const uint32_t s = at.s, i0 = at.i0, i1 = at.i1;
     const lm_packed_matrix *const w[2] = {p->w, p->gate->w};
     float *const out = scratch + 2 * plane_floats(p->w->K), *const to[2] = {out, out + TILE_FLOATS};
     lm_int_plane plane[2];
