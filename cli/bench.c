@@ -284,9 +284,7 @@ int lm_cli_bench(int argc, char **argv) {
          64},
         {"--repeats", 'r', LM_CLI_U32, &o.repeats, "N", "timed repeats, after a warm-up (default 5)", 1, 1000},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},
-        {"--kv", 0, LM_CLI_STR, &o.kv, "TYPE",
-         "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16); with bf16 these three "
-         "attend in bfloat16"},
+        LM_CLI_KV_OPT(&o.kv),
         {"--cpu-level", 0, LM_CLI_STR, &o.cpu_level, "LEVEL",
          "c, avx2, avx512 or neon (default: the best this CPU has); limits are always the CPU's own"},
         LM_CLI_JSON_OPT(&b.json),

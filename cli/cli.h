@@ -63,12 +63,14 @@ typedef struct lm_cli_args { const char *s[LM_CLI_MAX_ARGS]; uint32_t n; } lm_cl
  * number must lie in [min_args, max_args]. -h prints the help of `verb` (its options, after `about`). LM_CLI_GO, or the exit status. */
 int lm_cli_parse(const char *verb, const char *about, const lm_cli_opt *opts, uint32_t min_args, uint32_t max_args, int argc, char **argv,
                  lm_cli_args *args);
+#define LM_CLI_KV_OPT(text) \
+    {"--kv", 0, LM_CLI_STR, (text), "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16); " \
+     "with bf16 these three attend in bfloat16"}
 /* What opens a model, in every verb that does: goes into its option table; own_lane: a string, the lane on cpu where none is named. */
 #define LM_CLI_MODEL_OPTS(o, own_lane) \
     {"--backend", 0, LM_CLI_STR, &(o)->backend, "NAME", "cpu (default) or f64, the arbiter"}, \
     {"--lane", 0, LM_CLI_STR, &(o)->lane, "NAME", "cpu: f32, i16, mixed, i8, bf16 (default: " own_lane "); f64: f64 (default), hf-bf16"}, \
-    {"--kv", 0, LM_CLI_STR, &(o)->kv, "TYPE", "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16); " \
-     "with bf16 these three attend in bfloat16"}, \
+    LM_CLI_KV_OPT(&(o)->kv), \
     {"--threads", 't', LM_CLI_U32, &(o)->threads, "N", "threads (default: one per physical core)", 1, 1024}, \
     {"--cpu-level", 0, LM_CLI_STR, &(o)->cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"}
 #define LM_CLI_JSON_OPT(flag) {"--json", 0, LM_CLI_FLAG, (flag), NULL, "one JSON object on stdout"}

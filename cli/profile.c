@@ -108,9 +108,7 @@ int lm_cli_profile(int argc, char **argv) {
         {"--lane", 0, LM_CLI_STR, &o.lane, "NAME", "arithmetic: f32, i8, i16, mixed, bf16 (default: i8, f32 if no weight is quantized)"},
         {"--threads", 't', LM_CLI_U32, &o.threads, "N", "threads (default: one per physical core)", 1, 1024},
         {"--chunk", 0, LM_CLI_U32, &o.chunk, "N", "prompt positions computed at a time", 1, 65536},
-        {"--kv", 0, LM_CLI_STR, &o.kv, "TYPE",
-         "how keys and values are kept: f32, f16, bf16 or q8_0 (default: f32; f16 in lanes i8, mixed; bf16 in bf16); with bf16 these three "
-         "attend in bfloat16"},
+        LM_CLI_KV_OPT(&o.kv),
         {"--cpu-level", 0, LM_CLI_STR, &o.cpu_level, "LEVEL", "c, avx2, avx512 or neon (default: the best this CPU has)"},
         LM_CLI_JSON_OPT(&f.json),
         {0},

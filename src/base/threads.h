@@ -19,8 +19,9 @@ uint32_t lm_pool_resting(const lm_pool *p); /* threads that rest at this moment 
 void lm_pool_patient(lm_pool *p, bool on);
 void lm_pool_run(lm_pool *p, lm_task_fn fn, void *ctx, uint32_t n_tasks);
 /* What the next job will read. A job's tasks are cut into ranges of neighbours, [first(r), first(r + 1)), and thread r starts with range r: told
- * before the job at hand is run where the next one's range starts to read, threads that are done with the job and wait ask their CPUs for it, so that
- * memory does not stand still while the caller works alone. The caller's own thread does where it calls ask, now and then, for a little at a time.
+ * before the job at hand is run where the next one's range starts to read, threads that are done with the job and wait ask their CPUs for it once the
+ * caller has done its own part of the job, so that memory does not stand still while the caller works alone. The caller's own thread does where it
+ * calls ask, now and then, for a little at a time.
  * A job is one of more than one task. Hints: nothing is touched, so memory that is gone by then does no harm. By the caller of run. */
 #define LM_POOL_SPANS 4u
 typedef struct lm_span {
