@@ -313,7 +313,7 @@ static int bench(void) {
     for (lm_kv type = 0; type < LM_KV_COUNT; type++) {
         const bool own = type == LM_KV_BF16X2;
         const uint32_t n = own ? LM_BF16_QUERIES : k->attend_n;
-        printf("%s, %s%s, GFLOPS of full pages by %u queries:", own ? pairs->level : k->level, lm_kv_name(type), own ? " in lane bf16" : "", n);
+        printf("%s, %s%s, GFLOPS of full pages by %u queries:", own ? pairs->level : k->level, lm_kv_name(type), own ? " in bfloat16" : "", n);
         for (int i = 0; i < 3; i++)
             printf("  %u: %.1f", dims[i],
                    4e-9 * 256 * dims[i] * n / bench_page(type, n, own ? pairs->attend : k->attend[type], own ? pairs->store : k->store[type], dims[i], dims[i]));
