@@ -8,6 +8,11 @@
  * its keys ask for its values and its values for the keys of a->next, line by line. */
 #define LM_ATTEND_FEW 4
 #define LM_ATTEND_AHEAD 8192
+/* A row of 32 elements */
+LM_INLINE void attend_ask(lm_kv type, const uint8_t *row) {
+    __builtin_prefetch(row);
+    if (lm_kv_elem(type) == 4) __builtin_prefetch(row + 64);
+}
 LM_INLINE bool attend_full(const lm_attend *a) { return a->hi[0] == LM_KV_PAGE; }
 
 /* Sixteen elements as float32 */
@@ -33,7 +38,7 @@ LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t 
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < W; w++) acc[i][w] = v_set(0.0f);
         for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem, ask += LM_KV_SPAN * elem) {
-            if (N <= LM_ATTEND_FEW) __builtin_prefetch(ask);
+            if (N <= LM_ATTEND_FEW) attend_ask(type, ask);
             vf kv[LM_ATTEND_W];
             LM_UNROLL for (int w = 0; w < W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
@@ -82,7 +87,7 @@ LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t fir
         for (uint32_t n; j < stop; j += n, p += 16 * N - 16) { /* tile by tile of 16 weights */
             n = stop - j < 16 - j % 16 ? stop - j : 16 - j % 16;
             for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), ask += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
-                if (N <= LM_ATTEND_FEW) __builtin_prefetch(ask);
+                if (N <= LM_ATTEND_FEW) attend_ask(type, ask);
                 const vf scale = attend_scale(type, half);
                 vf v[LM_ATTEND_W];
                 LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale);
