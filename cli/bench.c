@@ -12,7 +12,7 @@ static const char about[] =
     "of\n"
     "multiply-adds, before, after and around each repeat. Prefill is a share of the peak of its lane's instructions (products with weights "
     "alone\n"
-    "count), decode one of the bandwidth (bytes of weights, as stored). Token ids are synthetic. Lists are comma-separated.";
+    "count), of the whole model and of its layers without the head; decode one of the bandwidth (bytes of weights, as stored). Token ids are synthetic. Lists are comma-separated.";
 
 typedef struct list {
     uint32_t v[MAX_LIST], n;
@@ -83,20 +83,21 @@ static void print_limits(const lm_bench_config *c, uint32_t neighbours, const lm
     if (m->bf16_gflops > 0) printf("bf16 %.0f GFLOPS (%s), ", m->bf16_gflops, m->bf16_how);
     printf("f32 %.0f GFLOPS (%s)\n", m->f32_gflops, m->f32_how);
     if (!after)
-        printf("  %-34s %10s  %-21s %8s %8s  %s\n", "", "tok/s", "(min-max)", "of peak", "of read", "limits around it");
+        printf("  %-34s %10s  %-21s %8s %8s %8s  %s\n", "", "tok/s", "(min-max)", "of peak", "of read", "layers", "limits around it");
     else
         putchar('\n');
 }
 
 static void print_row(const lm_bench_config *c, const lm_bench_row *r) {
-    char what[64], range[48], read[16] = "cached";
-    if (r->test == LM_BENCH_PREFILL)
+    char what[64], range[48], read[16] = "cached", layers[16] = "";
+    if (r->test == LM_BENCH_PREFILL) {
         snprintf(what, sizeof what, "prefill %u", r->tokens);
-    else
+        snprintf(layers, sizeof layers, "%.1f %%", 100 * r->layers.median);
+    } else
         snprintf(what, sizeof what, "decode %u at %u, batch %u", r->tokens, r->depth, r->batch);
     snprintf(range, sizeof range, "(%.1f-%.1f)", r->rate.min, r->rate.max);
     if (!c->cached) snprintf(read, sizeof read, "%.1f %%", 100 * r->read.median);
-    printf("  %-34s %10.1f  %-21s %6.1f %% %8s  %.0f GOPS, %.1f GB/s\n", what, r->rate.median, range, 100 * r->compute.median, read,
+    printf("  %-34s %10.1f  %-21s %6.1f %% %8s %8s  %.0f GOPS, %.1f GB/s\n", what, r->rate.median, range, 100 * r->compute.median, read, layers,
            r->peak_gops, r->read_gbs);
 }
 
@@ -182,6 +183,10 @@ static void put_result(const result *x, uint32_t neighbours) {
     put_text("device", x->device);
     put_spread("tokens_per_second", r->rate);
     put_spread("share_of_peak", r->compute);
+    if (r->test == LM_BENCH_PREFILL) {
+        put_spread("share_of_peak_layers", r->layers);
+        printf("\"layers_ops\": %.17g, ", r->layers_ops);
+    }
     put_spread("share_of_read", r->read);
     put_spread("share_of_read_with_cache", r->read_all);
     printf("\"threads\": %u, \"neighbours\": %u, \"tokens\": %u, \"depth\": %u, \"batch\": %u, \"repeats\": %u, \"ops\": %.17g, "
@@ -213,7 +218,8 @@ static void print_json(const bench *b) {
 static void print_csv(const bench *b) {
     puts("test,lane,device,threads,neighbours,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,"
          "share_of_read,"
-         "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs");
+         "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs,"
+         "share_of_peak_layers,share_of_peak_layers_min,share_of_peak_layers_max,layers_ops");
     for (size_t i = 0; i < b->n_results; i++) {
         const result *x = &b->result[i];
         const lm_bench_row *r = &x->row;
@@ -222,7 +228,11 @@ static void print_csv(const bench *b) {
         printf("%.6g,%.6g,%.6g,", r->rate.median, r->rate.min, r->rate.max);
         printf("%.6g,%.6g,%.6g,", r->compute.median, r->compute.min, r->compute.max);
         printf("%.6g,%.6g,%.6g,%.6g,", r->read.median, r->read.min, r->read.max, r->read_all.median);
-        printf("%.17g,%.17g,%.17g,%.6g,%.6g\n", r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops, r->read_gbs);
+        printf("%.17g,%.17g,%.17g,%.6g,%.6g,", r->ops, r->weight_bytes, r->cache_bytes, r->peak_gops, r->read_gbs);
+        if (r->test == LM_BENCH_PREFILL)
+            printf("%.6g,%.6g,%.6g,%.17g\n", r->layers.median, r->layers.min, r->layers.max, r->layers_ops);
+        else
+            puts(",,,");
     }
 }
 

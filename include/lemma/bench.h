@@ -46,9 +46,11 @@ typedef struct lm_bench_row {
     lm_spread rate;   /* tok/s, of all sequences together */
     /* Products with weights alone. A decode step does them for `batch` rows, a prefill for all tokens but the head for the last one. */
     double ops;          /* of the whole repeat */
+    double layers_ops;   /* PREFILL: without the head's; DECODE: 0 */
     double weight_bytes; /* as stored, read in one step (PREFILL: once) */
     double cache_bytes;  /* read by attention in one step, on average */
     lm_spread compute;   /* ops per second against the peak of the lane's own instructions: a share */
+    lm_spread layers;    /* PREFILL: layers_ops over the time until the last layer was done, against the same peak; DECODE: not timed, 0 */
     lm_spread read;      /* weight_bytes per second against the read bandwidth: a share */
     lm_spread read_all;  /* the same, cache_bytes included */
     double peak_gops;    /* the medians of the limits, measured before and after each repeat */

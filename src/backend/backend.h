@@ -64,6 +64,8 @@ typedef struct lm_run {
     void *edit_ctx;
     lm_logits_fn logits; /* NULL: none wanted */
     void *logits_ctx;
+    void (*head)(void *); /* called when the layers are done and the head begins, where some logits are wanted; may be NULL */
+    void *head_ctx;
     bool (*interrupted)(void *); /* polled between ops; may be NULL */
     void *interrupted_ctx;
 } lm_run;

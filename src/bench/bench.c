@@ -16,7 +16,7 @@ typedef struct bench {
     const lm_bench_options *o;
     lm_rig rig;
     lm_reading last;                                            /* the newest reading of the limits */
-    double *rate, *compute, *read, *read_all, *peak, *read_gbs; /* [repeats] */
+    double *rate, *compute, *layers, *read, *read_all, *peak, *read_gbs; /* [repeats] */
 } bench;
 
 /* ---- numbers ----------------------------------------------------------------------------------------------------------------------*/
@@ -34,9 +34,15 @@ static void add_work(const bench *b, const lm_work_shape *at, lm_work *to) {
     for (uint32_t i = 0; i < p->n_ops; i++) lm_work_add(&b->rig.worker, &p->op[i], at, to);
 }
 
-/* One timed repeat: seconds for `work` in `steps` equal steps (cache_bytes: of all of them), the readings around it. */
-static lm_status note(bench *b, uint32_t i, double seconds, double tokens, const lm_work *step, uint32_t steps, double cache_bytes,
-                      lm_error *err) {
+/* What a repeat took: all of it, and its layers where they were timed. */
+typedef struct taken {
+    double all, layers;
+} taken;
+/* One timed repeat: `work` in `steps` equal steps (cache_bytes: of all of them), the readings around it. layers: what of a step's work is
+ * theirs; NULL: not timed */
+static lm_status note(bench *b, uint32_t i, taken t, double tokens, const lm_work *step, const lm_work *layers, uint32_t steps,
+                      double cache_bytes, lm_error *err) {
+    const double seconds = t.all;
     const lm_reading before = b->last;
     LM_TRY(lm_meter_take(b->rig.meter, b->rig.worker.kinds, &b->last, err));
     lm_reading r = {.read = (before.read + b->last.read) / 2};
@@ -44,6 +50,7 @@ static lm_status note(bench *b, uint32_t i, double seconds, double tokens, const
     const double least = lm_work_product_time(step, &r) * steps;
     b->rate[i] = tokens / seconds;
     b->compute[i] = least / seconds;
+    b->layers[i] = layers ? lm_work_product_time(layers, &r) * steps / t.layers : 0;
     b->read[i] = step->weight_bytes * steps / r.read / seconds;
     b->read_all[i] = (step->weight_bytes * steps + cache_bytes) / r.read / seconds;
     b->peak[i] = 2 * lm_work_macs(step) * steps / least / 1e9;
@@ -56,6 +63,7 @@ static void report(bench *b, lm_bench_row row) {
     row.repeats = n;
     row.rate = spread(b->rate, n);
     row.compute = spread(b->compute, n);
+    row.layers = spread(b->layers, n);
     row.read = spread(b->read, n);
     row.read_all = spread(b->read_all, n);
     row.peak_gops = spread(b->peak, n).median;
@@ -70,14 +78,15 @@ static lm_status say(const bench *b, const char *what, uint32_t done, lm_error *
 }
 
 /* ---- prefill ----------------------------------------------------------------------------------------------------------------------*/
-static lm_status prefill_once(bench *b, uint32_t n, double *seconds, lm_error *err) {
+static lm_status prefill_once(bench *b, uint32_t n, taken *t, lm_error *err) {
     lm_session *s = NULL;
     lm_neighbours *beside = NULL;
     LM_TRY(lm_session_create(b->rig.engine, b->o->chunk, &s, err));
     lm_status st = lm_neighbours_start(b->o->neighbours, &beside, err);
     const double start = lm_now();
-    if (st == LM_OK) st = lm_bench_step(&b->rig, &s, 1, n, true, NULL, NULL, err);
-    *seconds = lm_now() - start;
+    double at_head = start;
+    if (st == LM_OK) st = lm_bench_step(&b->rig, &s, 1, n, true, &at_head, NULL, NULL, err);
+    *t = (taken){lm_now() - start, at_head - start};
     lm_neighbours_stop(beside);
     lm_session_free(s);
     return st;
@@ -85,22 +94,24 @@ static lm_status prefill_once(bench *b, uint32_t n, double *seconds, lm_error *e
 
 static lm_status prefill(bench *b, uint32_t n, lm_error *err) {
     char what[64];
-    lm_work work = {0};
-    double t;
+    lm_work work = {0}, layers = {0};
+    taken t;
     snprintf(what, sizeof what, "prefill %u, %s, %u threads", n, b->rig.config.lane, b->rig.config.threads);
     add_work(b, &(lm_work_shape){.n_seqs = 1, .n = n, .wanted = 1}, &work);
+    add_work(b, &(lm_work_shape){.n_seqs = 1, .n = n, .wanted = 0}, &layers);
     LM_TRY(prefill_once(b, n, &t, err));
     LM_TRY(lm_meter_take(b->rig.meter, b->rig.worker.kinds, &b->last, err));
     for (uint32_t i = 0; i < b->o->repeats; i++) {
         LM_TRY(say(b, what, i, err));
         LM_TRY(prefill_once(b, n, &t, err));
-        LM_TRY(note(b, i, t, n, &work, 1, work.cache_bytes, err));
+        LM_TRY(note(b, i, t, n, &work, &layers, 1, work.cache_bytes, err));
     }
     LM_TRY(say(b, what, b->o->repeats, err));
     report(b, (lm_bench_row){.test = LM_BENCH_PREFILL,
                              .tokens = n,
                              .batch = 1,
                              .ops = 2 * lm_work_macs(&work),
+                             .layers_ops = 2 * lm_work_macs(&layers),
                              .weight_bytes = work.weight_bytes,
                              .cache_bytes = work.cache_bytes});
     return LM_OK;
@@ -115,15 +126,15 @@ static void free_all(lm_session **s, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) lm_session_free(s[i]);
 }
 
-static lm_status decode_once(const bench *b, const lm_session *base, uint32_t batch, uint32_t steps, double *seconds, lm_error *err) {
+static lm_status decode_once(const bench *b, const lm_session *base, uint32_t batch, uint32_t steps, taken *t, lm_error *err) {
     lm_session **s = lm_calloc(batch, sizeof *s);
     if (!s) return lm_fail_nomem(err, "the sessions of a batch", batch * sizeof *s);
     lm_neighbours *beside = NULL;
     lm_status st = fork_all(base, s, batch, err);
     if (st == LM_OK) st = lm_neighbours_start(b->o->neighbours, &beside, err);
     const double start = lm_now();
-    for (uint32_t i = 0; st == LM_OK && i < steps; i++) st = lm_bench_step(&b->rig, s, batch, 1, true, NULL, NULL, err);
-    *seconds = lm_now() - start;
+    for (uint32_t i = 0; st == LM_OK && i < steps; i++) st = lm_bench_step(&b->rig, s, batch, 1, true, NULL, NULL, NULL, err);
+    *t = (taken){.all = lm_now() - start};
     lm_neighbours_stop(beside);
     free_all(s, batch);
     lm_free(s);
@@ -134,7 +145,7 @@ static lm_status decode(bench *b, const lm_session *base, uint32_t batch, lm_err
     const uint32_t steps = b->o->predict, depth = lm_session_length(base);
     char what[80];
     lm_work all = {0}, step = {0};
-    double t;
+    taken t;
     snprintf(what, sizeof what, "decode at %u, batch %u, %s, %u threads", depth, batch, b->rig.config.lane, b->rig.config.threads);
     add_work(b, &(lm_work_shape){.n_seqs = batch, .n = 1, .pos0 = depth, .wanted = 1}, &step);
     for (uint32_t i = 0; i < steps; i++) add_work(b, &(lm_work_shape){.n_seqs = batch, .n = 1, .pos0 = depth + i, .wanted = 1}, &all);
@@ -143,7 +154,7 @@ static lm_status decode(bench *b, const lm_session *base, uint32_t batch, lm_err
     for (uint32_t i = 0; i < b->o->repeats; i++) {
         LM_TRY(say(b, what, i, err));
         LM_TRY(decode_once(b, base, batch, steps, &t, err));
-        LM_TRY(note(b, i, t, (double)steps * batch, &step, steps, all.cache_bytes, err));
+        LM_TRY(note(b, i, t, (double)steps * batch, &step, NULL, steps, all.cache_bytes, err));
     }
     LM_TRY(say(b, what, b->o->repeats, err));
     report(b, (lm_bench_row){.test = LM_BENCH_DECODE,
@@ -159,7 +170,7 @@ static lm_status decode(bench *b, const lm_session *base, uint32_t batch, lm_err
 static lm_status decode_at(bench *b, uint32_t depth, lm_error *err) {
     lm_session *base = NULL;
     LM_TRY(lm_session_create(b->rig.engine, b->o->chunk, &base, err));
-    lm_status st = depth ? lm_bench_step(&b->rig, &base, 1, depth, false, NULL, NULL, err) : LM_OK;
+    lm_status st = depth ? lm_bench_step(&b->rig, &base, 1, depth, false, NULL, NULL, NULL, err) : LM_OK;
     for (uint32_t i = 0; st == LM_OK && i < b->o->n_batches; i++) st = decode(b, base, b->o->batch[i], err);
     lm_session_free(base);
     return st;
@@ -226,10 +237,11 @@ static lm_status open_rig(bench *b, const char *model, lm_error *err) {
 
 lm_status lm_bench(const char *model, const lm_bench_options *o, lm_error *err) {
     LM_TRY(check(o, err));
-    double *v = lm_calloc((size_t)6 * o->repeats, sizeof *v);
-    if (!v) return lm_fail_nomem(err, "the samples", 6 * o->repeats * sizeof *v);
+    double *v = lm_calloc((size_t)7 * o->repeats, sizeof *v);
+    if (!v) return lm_fail_nomem(err, "the samples", 7 * o->repeats * sizeof *v);
     const size_t n = o->repeats;
-    bench b = {.o = o, .rate = v, .compute = v + n, .read = v + 2 * n, .read_all = v + 3 * n, .peak = v + 4 * n, .read_gbs = v + 5 * n};
+    bench b = {.o = o, .rate = v, .compute = v + n, .read = v + 2 * n, .read_all = v + 3 * n, .peak = v + 4 * n, .read_gbs = v + 5 * n,
+               .layers = v + 6 * n};
     lm_status st = open_rig(&b, model, err);
     for (uint32_t l = 0; st == LM_OK && l < (o->n_lanes ? o->n_lanes : 1); l++)
         for (uint32_t t = 0; st == LM_OK && t < (o->n_threads ? o->n_threads : 1); t++) st = config(&b, l, t, err);

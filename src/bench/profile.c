@@ -119,7 +119,7 @@ static lm_status once(profile *f, lm_session *s, lm_bench_test phase, uint32_t n
     const double start = lm_now();
     for (uint32_t i = 0; i < runs; i++) {
         f->last = lm_now();
-        LM_TRY(lm_bench_step(&f->rig, &s, 1, each, true, taps ? on_op : NULL, f, err));
+        LM_TRY(lm_bench_step(&f->rig, &s, 1, each, true, NULL, taps ? on_op : NULL, f, err));
     }
     *seconds = lm_now() - start;
     return LM_OK;
@@ -166,7 +166,7 @@ static lm_status phases(profile *f, lm_error *err) {
     LM_TRY(machine(f, false, err));
     LM_TRY(lm_session_create(f->rig.engine, o->chunk, &s, err));
     lm_status st = o->prompt ? phase_from(f, s, LM_BENCH_PREFILL, o->prompt, err) : LM_OK;
-    if (st == LM_OK && o->predict && o->prompt) st = lm_bench_step(&f->rig, &s, 1, o->prompt, false, NULL, NULL, err);
+    if (st == LM_OK && o->predict && o->prompt) st = lm_bench_step(&f->rig, &s, 1, o->prompt, false, NULL, NULL, NULL, err);
     if (st == LM_OK && o->predict) st = phase_from(f, s, LM_BENCH_DECODE, o->predict, err);
     lm_session_free(s);
     return st == LM_OK ? machine(f, true, err) : st;

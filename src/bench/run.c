@@ -76,8 +76,10 @@ static bool sink(void *ctx, const lm_rows *rows) {
     return true;
 }
 
-lm_status lm_bench_step(const lm_rig *r, lm_session *const *s, uint32_t n_s, uint32_t n, bool logits, lm_tap_fn tap, void *tap_ctx,
-                        lm_error *err) {
+static void note_time(void *ctx) { *(double *)ctx = lm_now(); }
+
+lm_status lm_bench_step(const lm_rig *r, lm_session *const *s, uint32_t n_s, uint32_t n, bool logits, double *at_head, lm_tap_fn tap,
+                        void *tap_ctx, lm_error *err) {
     uint64_t rows;
     if (!lm_mul(n_s, n, &rows) || rows > INT32_MAX)
         return lm_fail(err, LM_RANGE, "%u sequences of %u tokens are too many for one batch", n_s, n);
@@ -90,6 +92,8 @@ lm_status lm_bench_step(const lm_rig *r, lm_session *const *s, uint32_t n_s, uin
                           .n = n,
                           .want = logits ? LM_WANT_LAST : LM_WANT_NONE,
                           .logits = logits ? sink : NULL,
+                          .head = at_head ? note_time : NULL,
+                          .head_ctx = at_head,
                           .tap = tap,
                           .tap_ctx = tap_ctx};
     }

@@ -24,7 +24,8 @@ void lm_rig_close(lm_rig *r); /* zeros are fine */
 
 /* The id at a position of a sequence: the same in every run, different in every sequence. */
 int32_t lm_bench_id(const lm_rig *r, uint32_t sequence, uint32_t position);
-/* Appends n rows to each of n_s sessions in one batch, with the last row's logits where `logits`. Ids continue by the sessions' lengths. */
-lm_status lm_bench_step(const lm_rig *r, lm_session *const *s, uint32_t n_s, uint32_t n, bool logits, lm_tap_fn tap, void *tap_ctx,
-                        lm_error *err);
+/* Appends n rows to each of n_s sessions in one batch, with the last row's logits where `logits`. Ids continue by the sessions' lengths.
+ * at_head: NULL, or set to the moment (lm_now) when the last layer was done and the head began; left alone where no logits are wanted. */
+lm_status lm_bench_step(const lm_rig *r, lm_session *const *s, uint32_t n_s, uint32_t n, bool logits, double *at_head, lm_tap_fn tap,
+                        void *tap_ctx, lm_error *err);
 #endif

@@ -63,6 +63,8 @@ typedef struct lm_eval {
     lm_want want;
     lm_logits_fn logits; /* rows' row[] are absolute positions, here and in taps */
     void *logits_ctx;
+    void (*head)(void *ctx); /* NULL, or called when the layers are done and the head begins, in every chunk that has wanted rows */
+    void *head_ctx;
     lm_tap_fn tap;
     void *tap_ctx;
 } lm_eval;

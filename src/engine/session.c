@@ -151,6 +151,11 @@ static bool call_logits(const round_item *it, const lm_rows *rows, void *arg) {
     return !it->ev->logits || it->ev->logits(it->ev->logits_ctx, rows);
 }
 static bool on_logits(void *ctx, const lm_rows *rows) { return split_rows(ctx, rows, call_logits, NULL); }
+static void on_head(void *ctx) {
+    const demux *d = ctx;
+    for (uint32_t i = 0; i < d->n_items; i++)
+        if (d->item[i].n && d->item[i].ev->head) d->item[i].ev->head(d->item[i].ev->head_ctx);
+}
 
 typedef struct tap_arg {
     const lm_program *p;
@@ -194,6 +199,8 @@ static lm_status run_round(lm_engine *e, room *mem, round_item *item, uint32_t n
                 .tap_ctx = &d,
                 .logits = wanted ? on_logits : NULL,
                 .logits_ctx = &d,
+                .head = on_head,
+                .head_ctx = &d,
                 .interrupted = e->opt.interrupted,
                 .interrupted_ctx = e->opt.interrupted_ctx};
     return e->backend->run(e->device, &b, &r, err);

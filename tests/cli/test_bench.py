@@ -16,6 +16,7 @@ HYBRID = os.path.join(FIXTURES, "hybrid/hybrid-q4_k_m.gguf")
 QUICK = ["-n", 4, "-r", 2, "--threads", 1]
 SPREADS = ["tokens_per_second", "share_of_peak", "share_of_read", "share_of_read_with_cache"]
 LIMITS = ["read_gbs", "int8_gops", "bf16_gflops", "f32_gflops"]
+LAYERS = {"share_of_peak_layers", "layers_ops"}  # of a prefill
 RESULT = set(SPREADS) | {"test", "lane", "device", "threads", "neighbours", "tokens", "depth", "batch", "repeats", "ops", "weight_bytes", "cache_bytes", "peak_gops", "read_gbs"}
 
 
@@ -37,11 +38,15 @@ def bench_json():
     check("rows", [(x["test"], x["tokens"], x["depth"], x["batch"]) for x in r] ==
           [("prefill", 16, 0, 1), ("prefill", 20, 0, 1), ("decode", 4, 0, 1), ("decode", 4, 0, 2), ("decode", 4, 8, 1), ("decode", 4, 8, 2)], str(r))
     for x in r:
-        check("a row's keys", set(x) == RESULT and x["lane"] == "f32" and "1 thread" in x["device"] and x["repeats"] == 2, str(x))
+        check("a row's keys", set(x) == RESULT | (LAYERS if x["test"] == "prefill" else set()) and x["lane"] == "f32" and "1 thread" in x["device"] and x["repeats"] == 2, str(x))
         check("spreads", all(0 < x[s]["min"] <= x[s]["median"] <= x[s]["max"] for s in SPREADS), str(x))
         check("shares of the peak", 0 < x["share_of_peak"]["median"] < float("inf"), str(x))  # how large: the machine's affair
     layers, head = 4 * (96 * 128 * 2 + 2 * 96 * 32 + 3 * 96 * 112), 96 * 320
     check("operations by hand", r[0]["ops"] == 2 * (16 * layers + head) and r[3]["ops"] == 2 * 2 * 4 * (layers + head), str((r[0]["ops"], r[3]["ops"])))
+    check("layers by hand", [x["layers_ops"] for x in r[:2]] == [2 * n * layers for n in (16, 20)], str(r[:2]))
+    x = json.loads(good("bench", LLAMA, "-p", 2, "-n", 0, "-r", 1, "--threads", 1, "--json"))["results"][0]
+    rest = x["share_of_peak_layers"]["median"] / x["share_of_peak"]["median"] * x["ops"] / x["layers_ops"]  # all of the time over the layers'
+    check("the layers' time is a part of the whole", 1 < rest < 100, str(x))
     check("bytes by hand", r[2]["weight_bytes"] == 2 * (layers + head + 96), str(r[2]["weight_bytes"]))
 
 
@@ -55,7 +60,7 @@ def bench_lanes():
     check("whatever attention is in", len({x["load_s"] for x in d["limits"]}) == 1 and [x["device"].count("kv bf16 (") for x in d["results"][::2]] == [1, 0, 1], str(d)[:600])
     text = good("bench", LLAMA, "-p", 8, *QUICK, "--cpu-level", "c")
     check("the table says lane, threads, level, limits", all(s in text for s in ("lane f32, 1 thread: cpu f32 c 1 thread", "limits before", "limits after", "GOPS", "GB/s", "prefill 8",
-                                                                              "decode 4 at 0, batch 1", "of peak", "cached")), text)
+                                                                              "decode 4 at 0, batch 1", "of peak", "of read   layers", "cached")), text)
 
 
 def bench_neighbours():
@@ -69,9 +74,12 @@ def bench_neighbours():
 def bench_csv():
     rows = list(csv.reader(io.StringIO(good("bench", LLAMA, "-p", 0, "--batch", "1,2", *QUICK, "--csv"))))
     head = ("test,lane,device,threads,neighbours,tokens,depth,batch,repeats,tok_s,tok_s_min,tok_s_max,share_of_peak,share_of_peak_min,share_of_peak_max,share_of_read,"
-            "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs").split(",")
+            "share_of_read_min,share_of_read_max,share_of_read_with_cache,ops,weight_bytes,cache_bytes,peak_gops,read_gbs,share_of_peak_layers,share_of_peak_layers_min,"
+            "share_of_peak_layers_max,layers_ops").split(",")
     check("CSV columns", rows[0] == head and len(rows) == 3 and all(len(r) == len(head) for r in rows), str(rows))
-    check("CSV values", [r[:2] + r[3:9] for r in rows[1:]] == [["decode", "f32", "1", "0", "4", "0", b, "2"] for b in "12"] and all(float(v) > 0 for r in rows[1:] for v in r[9:]), str(rows))
+    check("CSV values", [r[:2] + r[3:9] for r in rows[1:]] == [["decode", "f32", "1", "0", "4", "0", b, "2"] for b in "12"] and all(float(v) > 0 for r in rows[1:] for v in r[9:-4]) and all(r[-4:] == [""] * 4 for r in rows[1:]), str(rows))
+    rows = list(csv.reader(io.StringIO(good("bench", LLAMA, "-p", 8, "-n", 0, "-r", 2, "--threads", 1, "--csv"))))
+    check("CSV values of a prefill", rows[0] == head and len(rows) == 2 and rows[1][0] == "prefill" and all(float(v) > 0 for v in rows[1][9:]), str(rows))
 
 
 def profile():

@@ -197,8 +197,12 @@ static void bench_rows(void **state) {
         /* the share is the rate over the limit, up to the limit's own drift */
         const double runs = r->rate.median / ((double)r->batch * r->tokens), share = r->ops * runs / r->peak_gops / 1e9;
         assert_true(share > 0.2 * r->compute.min && share < 5 * r->compute.max);
-        if (i)
-            assert_true(r->test == LM_BENCH_DECODE && r->depth == depth[(i - 1) / 2] && r->batch == batch[(i - 1) % 2] && r->tokens == 4);
+        if (!i)
+            assert_true(r->layers_ops == 2 * 5 * 4 * (96 * 128 + 2 * 96 * 32 + 128 * 96 + 3 * 96 * 112) && r->layers.min > 0 &&
+                        isfinite(r->layers.max));
+        else
+            assert_true(r->layers_ops == 0 && r->layers.max == 0 &&
+                        r->test == LM_BENCH_DECODE && r->depth == depth[(i - 1) / 2] && r->batch == batch[(i - 1) % 2] && r->tokens == 4);
     }
     assert_true(s.row[2].ops == 3 * s.row[1].ops && s.row[3].cache_bytes > s.row[1].cache_bytes);
     o.repeats = 0;
@@ -206,6 +210,52 @@ static void bench_rows(void **state) {
     o.repeats = 1, o.n_prompts = 0, o.predict = 0;
     assert_int_equal(lm_bench(LLAMA, &o, &err), LM_USAGE);
     assert_int_equal(lm_profile(LLAMA, &(lm_profile_options){0}, &err), LM_USAGE);
+}
+
+/* The head's beginning: after the last layer's last op, before the head's first, once in each chunk that has wanted rows. */
+typedef struct order {
+    const lm_op *last;
+    uint32_t heads, after_layers, taps;
+} order;
+static bool on_op(void *ctx, const lm_program *p, const lm_op *op, const lm_rows *rows) {
+    order *o = ctx;
+    (void)p, (void)rows;
+    o->last = op, o->taps++;
+    return true;
+}
+static void on_head(void *ctx) {
+    order *o = ctx;
+    o->heads++;
+    o->after_layers = o->taps;
+}
+static bool on_logits(void *ctx, const lm_rows *rows) {
+    (void)ctx, (void)rows;
+    return true;
+}
+static void head_begins(void **state) {
+    (void)state;
+    static const char *const backends[] = {"cpu", "f64"};
+    for (size_t k = 0; k < 2; k++) {
+        lm_engine *e = NULL;
+        lm_session *s = NULL;
+        lm_error err = {0};
+        order o = {0};
+        const int32_t ids[7] = {1, 2, 3, 4, 5, 6, 7};
+        assert_int_equal(lm_engine_open(LLAMA, &(lm_engine_options){.backend = backends[k], .device = {.threads = 1}}, &e, &err), LM_OK);
+        assert_int_equal(lm_session_create(e, 4, &s, &err), LM_OK);
+        lm_eval ev = {.id = ids, .n = 7, .want = LM_WANT_LAST, .logits = on_logits, .head = on_head, .head_ctx = &o,
+                      .tap = on_op, .tap_ctx = &o};
+        assert_int_equal(lm_session_eval(s, &ev, &err), LM_OK);
+        const uint32_t first = e->program->head_first, n = e->program->n_ops;
+        assert_true(o.heads == 1 && o.after_layers == 2 * first && o.taps == 2 * first + n - first && o.last == &e->program->op[n - 1]);
+        ev.want = LM_WANT_NONE;
+        assert_int_equal(lm_session_eval(s, &ev, &err), LM_OK);
+        assert_int_equal(o.heads, 1);
+        ev.head = NULL, ev.want = LM_WANT_ALL;
+        assert_int_equal(lm_session_eval(s, &ev, &err), LM_OK);
+        lm_session_free(s);
+        lm_engine_close(e);
+    }
 }
 
 static double cpu_seconds(void) { return (double)clock() / CLOCKS_PER_SEC; }
@@ -245,7 +295,7 @@ int main(void) {
         cmocka_unit_test(peaks_add_up),    cmocka_unit_test(streams_add_up),    cmocka_unit_test(meter_reads),
         cmocka_unit_test(work_of_llama),   cmocka_unit_test(work_of_quantized), cmocka_unit_test(work_of_experts),
         cmocka_unit_test(work_of_windows), cmocka_unit_test(bench_rows),        cmocka_unit_test(ids_are_fixed),
-        cmocka_unit_test(neighbours_compute),
+        cmocka_unit_test(neighbours_compute), cmocka_unit_test(head_begins),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

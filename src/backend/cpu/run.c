@@ -219,6 +219,7 @@ static lm_status run_head(lm_cpu *f, const lm_run *r, lm_error *err) {
     uint32_t wanted = 0;
     for (uint32_t i = 0; b->want && i < b->n_rows; i++) wanted += b->want[i] != 0;
     if (!wanted || (!r->logits && !r->tap)) return LM_OK;
+    if (r->head) r->head(r->head_ctx);
     const uint64_t rows = wanted < LM_CPU_HEAD_ROWS ? wanted : LM_CPU_HEAD_ROWS;
     LM_TRY(lm_cpu_grow(&d->head, d->head_width * rows * sizeof(float), "the head's rows", err));
     float *const head = d->head.p;

@@ -198,6 +198,7 @@ static lm_status run_head(lm_f64 *f, run_mem *m, const lm_run *r, lm_error *err)
     const lm_program *p = f->p;
     const lm_batch *b = f->b;
     if (!b->want || (!r->logits && !r->tap && !r->edit)) return LM_OK;
+    if (r->head) r->head(r->head_ctx);
     for (uint32_t next = 0; next < b->n_rows;) {
         for (f->n = 0; next < b->n_rows && f->n < LM_F64_HEAD_ROWS; next++)
             if (b->want[next]) m->row[f->n++] = next;
