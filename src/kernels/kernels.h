@@ -83,6 +83,7 @@ typedef struct lm_kernels {
     /* sums over 16 virtual lanes */
     float (*sum)(const float *x, uint32_t n);
     float (*sum_squares)(const float *x, float mean, uint32_t n); /* Σ (x − mean)² */
+    void (*squares)(const float *x, uint32_t rows, uint32_t n, float *out); /* out[r] = Σ x[r*n + i]²: some rows side by side, each as above */
     /* attention over the cache's pages, by element type */
     uint32_t attend_n; /* queries that `attend` takes at a time */
     void (*attend[LM_KV_COUNT])(const lm_attend *a); /* NULL for BF16X2: lane_bf16.h */

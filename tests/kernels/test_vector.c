@@ -168,6 +168,21 @@ static void sums(void **state) {
         drop(x, n);
     }
 }
+static void rows_of_squares(void **state) {
+    (void)state;
+    for (uint32_t n = 1; n < 300; n += n < 34 ? 1 : 61)
+        for (uint32_t rows = 1; rows < 10; rows++) {
+            float *x = numbers(rows * n, n & 1), first[9], got[10];
+            for (uint32_t r = 0; r < rows; r++) first[r] = level[0]->sum_squares(x + r * n, 0, n);
+            for (uint32_t l = 0; l < n_levels; l++) {
+                got[rows] = 77;
+                level[l]->squares(x, rows, n, got);
+                ASSERT_SAME(first, got, rows, level[l]->level);
+                assert_true(got[rows] == 77);
+            }
+            drop(x, rows * n);
+        }
+}
 static void attention(void **state) {
     (void)state;
     static const uint32_t dims[] = {1, 5, 16, 20, 64, 80, 128, 130};
@@ -339,7 +354,8 @@ static void delta_rule(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(maths),   cmocka_unit_test(edges),       cmocka_unit_test(sines),     cmocka_unit_test(sums), cmocka_unit_test(attention),
+        cmocka_unit_test(maths),   cmocka_unit_test(edges),       cmocka_unit_test(sines),     cmocka_unit_test(sums),
+        cmocka_unit_test(rows_of_squares), cmocka_unit_test(attention),
         cmocka_unit_test(softmax), cmocka_unit_test(elementwise), cmocka_unit_test(delta_rule),
     };
     return cmocka_run_group_tests(tests, setup, NULL);

@@ -36,19 +36,34 @@ static void row_mul(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, floa
     const bool one = lm_cpu_width(f, op->b) == 1;
     for (uint32_t j = 0; j < n; j++) o[j] = a[j] * (one ? b[0] : b[j]);
 }
+/* n_rows of them from row i on: groups of elements that follow one another, whatever rows they stand in. Their sums go side by side. */
+#define NORMS 8u
+static void norm_rows(const lm_cpu *f, const lm_op *op, uint32_t i, uint32_t n_rows, float *o) {
+    const uint32_t groups = op->norm.groups, n = lm_cpu_width(f, op->a) / groups, all = n_rows * groups;
+    const float *a = lm_cpu_at(f, op->a, i), *w = lm_cpu_vec(f, op->v), *b = lm_cpu_vec(f, op->v2);
+    const bool each_w = w && f->p->vec[op->v].n != n, each_b = b && f->p->vec[op->v2].n != n;
+    for (uint32_t r0 = 0; r0 < all; r0 += NORMS) {
+        const uint32_t some = all - r0 < NORMS ? all - r0 : NORMS;
+        float mean[NORMS] = {0}, under[NORMS];
+        if (op->norm.norm == LM_NORM_LAYER)
+            for (uint32_t r = 0; r < some; r++) {
+                const float *ar = a + (size_t)(r0 + r) * n;
+                mean[r] = f->k->sum(ar, n) / (float)n;
+                under[r] = f->k->sum_squares(ar, mean[r], n);
+            }
+        else
+            f->k->squares(a + (size_t)r0 * n, some, n, under);
+        for (uint32_t r = 0; r < some; r++) {
+            if (op->norm.norm != LM_NORM_L2) under[r] /= (float)n;
+            const float s = 1.0f / sqrtf(under[r] + (float)op->norm.eps);
+            const size_t at = (size_t)(r0 + r) * n, g = (r0 + r) % groups * (size_t)n;
+            f->k->normalise(o + at, a + at, mean[r], s, each_w ? w + g : w, each_b ? b + g : b, n);
+        }
+    }
+}
 static void row_norm(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
-    const uint32_t groups = op->norm.groups, n = lm_cpu_width(f, op->a) / groups;
-    const float *w = lm_cpu_vec(f, op->v), *b = lm_cpu_vec(f, op->v2);
-    for (uint32_t g = 0; g < groups; g++) {
-        const float *a = lm_cpu_at(f, op->a, i) + (size_t)g * n;
-        const float mean = op->norm.norm == LM_NORM_LAYER ? f->k->sum(a, n) / (float)n : 0;
-        float under = f->k->sum_squares(a, mean, n);
-        if (op->norm.norm != LM_NORM_L2) under /= (float)n;
-        const float s = 1.0f / sqrtf(under + (float)op->norm.eps);
-        const float *gw = w && f->p->vec[op->v].n != n ? w + (size_t)g * n : w, *gb = b && f->p->vec[op->v2].n != n ? b + (size_t)g * n : b;
-        f->k->normalise(o + (size_t)g * n, a, mean, s, gw, gb, n);
-    }
+    norm_rows(f, op, i, 1, o);
 }
 static void row_act(const lm_cpu *f, const lm_op *op, uint32_t i, float *o, float *scratch) {
     (void)scratch;
@@ -140,8 +155,9 @@ const lm_cpu_row_fn lm_cpu_row_fns[LM_OP_COUNT] = {
 
 /* Rows of a task: enough that handing it out costs little. Those that are packed after go tile by tile. */
 #define TASK_FLOATS 8192u
-#define FROM 4u
+#define FROM 6u
 #define LATER_FLOATS 2048u
+#define TOGETHER_FLOATS 6144u /* of rows that stay in the nearest cache with those of a few values */
 #define INLINE_FLOATS 32768u /* rows that the caller computes alone */
 typedef struct rows_job {
     const lm_cpu *f;
@@ -150,17 +166,19 @@ typedef struct rows_job {
     const lm_op *product; /* NULL: nothing is packed */
     lm_int_lane lane;
     bool local;
-    uint32_t n_from, later; /* values that the ops read and none of them makes; how many rows before a row is computed its own are asked for */
+    uint32_t n_from, later; /* values that stand in memory, read or made; how many rows before a row is computed its own are asked for */
+    uint32_t together;      /* rows that go through the ops at a time */
     lm_val from[FROM];
 } rows_job;
 static uint32_t local_floats(const lm_cpu *f, const lm_op *op) {
     return lm_cpu_aux(f, op)->local ? (LM_INT_WIDEST * lm_cpu_width(f, op->out) + 15) & ~15u : 0;
 }
-/* Rows may stand in another core's cache, and each is too short for the CPU to see where it leads. */
+/* Rows may stand in another core's cache, and each is too short for the CPU to see where it leads. Those that are made are asked for too: a store
+ * waits for its line as long, and what follows with it. */
 static void find_from(rows_job *job) {
     for (uint32_t i = 0; i < job->n; i++) {
-        const lm_val operand[2] = {job->op[i].a, job->op[i].b};
-        for (int k = 0; k < 2; k++) {
+        const lm_val operand[3] = {job->op[i].a, job->op[i].b, job->local && i + 1 == job->n ? LM_NONE : job->op[i].out};
+        for (int k = 0; k < 3; k++) {
             bool made = operand[k] == LM_NONE;
             for (uint32_t j = 0; j < i; j++) made = made || job->op[j].out == operand[k];
             for (uint32_t j = 0; j < job->n_from; j++) made = made || job->from[j] == operand[k];
@@ -175,11 +193,20 @@ static void ask(const rows_job *job, uint32_t i) {
         for (uint32_t k = 0; k < lm_cpu_width(job->f, job->from[j]); k += 16) __builtin_prefetch(row + k);
     }
 }
+/* Op by op over a few rows, so that what one row waits for leaves time for the others. */
 static void rows_of(const rows_job *job, uint32_t i0, uint32_t i1, float *local, float *scratch) {
-    for (uint32_t i = i0; i < i1; ask(job, i + job->later), i++)
-        for (const lm_op *op = job->op; op < job->op + job->n; op++)
-            lm_cpu_row_fns[op->kind](job->f, op, i, local && op == job->op + job->n - 1 ? local + (size_t)(i - i0) * job->K : lm_cpu_at(job->f, op->out, i),
-                                     scratch);
+    for (uint32_t i = i0, n; i < i1; i += n) {
+        n = i1 - i < job->together ? i1 - i : job->together;
+        for (const lm_op *op = job->op; op < job->op + job->n; op++) {
+            const size_t width = lm_cpu_width(job->f, op->out);
+            float *o = local && op == job->op + job->n - 1 ? local + (i - i0) * width : lm_cpu_at(job->f, op->out, i);
+            if (op->kind == LM_OP_NORM) norm_rows(job->f, op, i, n, o);
+            for (uint32_t j = 0; j < n; j++) {
+                if (op->kind != LM_OP_NORM) lm_cpu_row_fns[op->kind](job->f, op, i + j, o + j * width, scratch);
+                if (op == job->op) ask(job, i + j + job->later);
+            }
+        }
+    }
 }
 static void rows_task(void *ctx, uint32_t task, uint32_t thread) {
     const rows_job *job = ctx;
@@ -207,8 +234,9 @@ void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
     uint32_t width = 1;
     for (uint32_t i = 0; i < n; i++) width = lm_cpu_width(f, op[i].out) > width ? lm_cpu_width(f, op[i].out) : width;
     job.per = width >= TASK_FLOATS ? 1 : TASK_FLOATS / width;
-    find_from(&job);
+    job.together = width >= TOGETHER_FLOATS ? 1 : TOGETHER_FLOATS / width < LM_INT_WIDEST ? TOGETHER_FLOATS / width : LM_INT_WIDEST;
     job.later = width >= LATER_FLOATS ? 1 : LATER_FLOATS / width;
+    if (job.later < job.together) job.later = job.together;
     lm_task_fn task = rows_task;
     uint32_t tasks = (f->n + job.per - 1) / job.per;
     const lm_int_lane lane = aux->packs ? lm_cpu_aux(f, last + 1)->lane : LM_INT_NONE;
@@ -217,6 +245,7 @@ void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
         f->packed = last->out, f->packed_lane = lane, f->xp = f->shared;
         task = packed_task, tasks = lm_cpu_x_tiles(lane, f->n);
     }
+    find_from(&job);
     if ((uint64_t)f->n * width > INLINE_FLOATS)
         lm_pool_run(f->d->pool, task, &job, tasks);
     else

@@ -29,6 +29,22 @@ static float k_sum_squares(const float *x, float mean, uint32_t n) {
     }
     return v_tree(s);
 }
+/* One row's sum waits for each of its steps: four rows' go on meanwhile. */
+static void k_squares(const float *x, uint32_t rows, uint32_t n, float *out) {
+    for (; rows >= 4; rows -= 4, x += 4 * (size_t)n, out += 4) {
+        vf s[4];
+        LM_UNROLL for (int r = 0; r < 4; r++) s[r] = v_set(0.0f);
+        LM_FOR16(i, n) {
+            const uint32_t left = lm_left(n, i);
+            LM_UNROLL for (int r = 0; r < 4; r++) {
+                const vf v = v_get(x + r * (size_t)n + i, left);
+                s[r] = v_fma(v, v, s[r]);
+            }
+        }
+        v_tree4(s[0], s[1], s[2], s[3], out);
+    }
+    for (uint32_t r = 0; r < rows; r++) out[r] = k_sum_squares(x + (size_t)r * n, 0.0f, n);
+}
 
 /* ---- attention -------------------------------------------------------------------------------------------------------------------*/
 /* Four keys by Q queries at a time: the loads are shared, each score keeps its own sixteen lanes. */
@@ -146,7 +162,9 @@ static void k_axpy(float *y, float a, const float *x, uint32_t n) {
     }
 }
 static void k_normalise(float *y, const float *x, float mean, float s, const float *w, const float *b, uint32_t n) {
-    LM_FOR16(i, n) {
+    const uint32_t whole = w && !b ? n / 16 * 16 : 0;
+    LM_FOR16(i, whole) v_store(y + i, v_mul(v_mul(v_sub(v_load(x + i), v_set(mean)), v_set(s)), v_load(w + i)));
+    for (uint32_t i = whole; i < n; i += 16) {
         uint32_t left = lm_left(n, i);
         vf v = v_mul(v_sub(v_get(x + i, left), v_set(mean)), v_set(s));
         if (w && b) v = v_fma(v, v_get(w + i, left), v_get(b + i, left));
@@ -280,7 +298,7 @@ static void k_delta(float *S, const float *q, const float *k, const float *v, fl
         .gemv = {NULL, LM_GEMVS}, \
         .attend_n = LM_ATTEND_N, .attend = {attend_f32, attend_f16, attend_bf16, attend_q8_0}, \
         .store = {store_f32, store_f16, store_bf16, store_q8_0}, \
-        .sum = k_sum, .sum_squares = k_sum_squares, .dots = k_dots, .accumulate = k_accumulate, .page_softmax = k_page_softmax, .merge = k_merge, \
+        .sum = k_sum, .sum_squares = k_sum_squares, .squares = k_squares, .dots = k_dots, .accumulate = k_accumulate, .page_softmax = k_page_softmax, .merge = k_merge, \
         .add = k_add, .axpy = k_axpy, .normalise = k_normalise, .exp = k_exp, .act = k_act, .gated = k_gated, .softcap = k_softcap, .decay = k_decay, \
         .rope = k_rope, .turns = k_turns, .conv = k_conv, .delta = k_delta, \
     }
