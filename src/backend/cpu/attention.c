@@ -130,11 +130,14 @@ static void place_queries(const attend *a, const work *w, uint32_t b, uint32_t r
         if (d < dk) memcpy(to + (size_t)d * n, q[i] + d, (dk - d) * sizeof *to);
     }
 }
+/* Much of these rows may stand in another core's cache: all of it is asked for at once. */
+static void ask_rows(const float *x, size_t ld, uint32_t width, uint32_t n) {
+    for (uint32_t i = 0; i < n; i++, x += ld)
+        for (uint32_t d = 0; d < width; d += 16) __builtin_prefetch(x + d);
+}
 static void ask_queries(const attend *a, uint32_t row, uint32_t n_rows, uint32_t head) {
-    for (uint32_t i = 0; i < n_rows; i++) {
-        const float *q = lm_cpu_at(a->f, a->op->a, row + i) + (size_t)head * a->op->attn.dk;
-        for (uint32_t d = 0; d < a->group * a->op->attn.dk; d += 16) __builtin_prefetch(q + d);
-    }
+    const uint32_t dk = a->op->attn.dk;
+    ask_rows(lm_cpu_at(a->f, a->op->a, row) + (size_t)head * dk, lm_cpu_width(a->f, a->op->a), a->group * dk, n_rows);
 }
 /* Rows [row, row + n_rows) of one sequence, all heads of key head kv's group. */
 static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t kv, float *mem) {
@@ -143,7 +146,7 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
     const uint32_t dv = op->attn.dv, window = op->attn.window, head = kv * a->group, pos = f->pos[row];
     const uint32_t last = pos + n_rows - 1, first = window && pos >= window ? pos - window + 1 : 0;
     const work w = work_at(a, n_rows, mem);
-    ask_queries(a, row, n_rows, head); /* much of it may stand in another core's cache: all of it is asked for at once */
+    ask_queries(a, row, n_rows, head);
     for (uint32_t b = 0; b < w.blocks; b++) place_queries(a, &w, b, row, head);
     for (uint32_t i = 0; i < w.n; i++) w.l[i] = -1; /* nothing seen yet */
     if (w.mark) mark_list(a, &w, row);
@@ -186,6 +189,7 @@ static void store_task(void *ctx, uint32_t task, uint32_t thread) {
         const lm_kv_rows r = {.k = lm_cpu_at(f, op->b, row) + (size_t)h * dk, .v = lm_cpu_at(f, op->c, row) + (size_t)h * dv,
                               .ldk = lm_cpu_width(f, op->b), .ldv = lm_cpu_width(f, op->c), .n = n, .at = at, .dk = dk, .dv = dv,
                               .keys = lm_state_keys(s->state, op->attn.slot, page, h), .values = lm_state_values(s->state, op->attn.slot, page, h)};
+        ask_rows(r.k, r.ldk, dk, n), ask_rows(r.v, r.ldv, dv, n);
         if (in_pairs(f)) f->d->pairs->store(&r);
         else f->k->store[kv_of(f)](&r);
     }

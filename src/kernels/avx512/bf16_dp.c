@@ -4,8 +4,13 @@
 #include "kernels/avx512/v16.h"
 
 #include "kernels/body/maths.h"
-#include "kernels/body/bf16.h"
 #define LM_UNROLL _Pragma("GCC unroll 16")
+
+/* vcvtneps2bf16 rounds to nearest even, has zeros for subnormals and quiets a NaN, whatever MXCSR says. */
+static void k_round(const float *x, uint32_t n, uint16_t *dst) {
+    for (; n >= 16; n -= 16, x += 16, dst += 16) _mm256_storeu_si256((__m256i *)dst, (__m256i)_mm512_cvtneps_pbh(_mm512_loadu_ps(x)));
+    if (n) _mm256_mask_storeu_epi16(dst, (__mmask16)((1u << n) - 1), (__m256i)_mm512_cvtneps_pbh(v_load_n(x, n)));
+}
 
 LM_INLINE void body(int C, int T, const lm_bf16_tile *a, uint32_t c0) {
     const uint8_t *w = a->w + c0 * a->strip_bytes, *ahead = a->ahead;

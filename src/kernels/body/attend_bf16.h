@@ -25,39 +25,59 @@ LM_INLINE void k_pow2(int K, vf *x) {
     LM_UNROLL for (int k = 0; k < K; k++) q[k] = v_fma(q[k], x[k], v_set(1.0f));
     LM_UNROLL for (int k = 0; k < K; k++) x[k] = v_float(i_add(v_bits(q[k]), i_sll(v_bits(t[k]), 23)));
 }
-/* K units of 32 keys from u on: query i's scores to weights, +0 what it doesn't see; `whole`: it sees all. */
-LM_INLINE vf k_soften(int K, bool whole, const lm_attend *a, uint32_t i, uint32_t u, vf by, vf top, vf l) {
+/* Units go by all queries, one after the other: what a query leaves of one, its greatest scores and its weights' sums, waits in memory. */
+typedef struct k_rows {
+    vf top[LM_BF16_QUERIES], l[LM_BF16_QUERIES];
+} k_rows;
+/* The greatest of unit u's scores joins those before it; `whole`: all queries see all of it. */
+LM_INLINE void k_tops(bool whole, const lm_attend *a, uint32_t u, k_rows *r) {
+    const float *p = a->s + K_UNIT(a->n) * u, *const other = p + 16 * (size_t)a->n;
+    for (uint32_t i = 0; i < a->n; i++) {
+        vf x = v_load(p + 16 * i), y = v_load(other + 16 * i);
+        if (!whole) {
+            const vf low = v_set(-__builtin_inff());
+            x = attend_mask(a, i, 2 * u, x, low), y = attend_mask(a, i, 2 * u + 1, y, low);
+        }
+        r->top[i] = v_max(y, v_max(x, r->top[i])); /* a NaN leaves it */
+    }
+}
+static void k_cap(const lm_attend *a, uint32_t u) {
+    const vf scale = v_set(a->scale), cap = v_set(a->softcap);
+    float *p = a->s + K_UNIT(a->n) * u;
+    for (uint32_t j = 0; j < K_UNIT(a->n); j += 16) v_store(p + j, v_mul(cap, v_tanh(v_div(v_mul(v_load(p + j), scale), cap))));
+}
+/* Scores of K queries from i on and unit u to weights, +0 what they don't see; c: what is added to each. */
+LM_INLINE void k_soften(int K, bool whole, const lm_attend *a, uint32_t i, uint32_t u, vf by, const float *c, k_rows *r) {
     float *p = a->s + K_UNIT(a->n) * u + 16 * i;
     const size_t half = 16 * (size_t)a->n;
     vf x[8];
-    LM_UNROLL for (int k = 0; k < 2 * K; k++) x[k] = v_fma(v_load(p + (size_t)k * half), by, top);
+    LM_UNROLL for (int k = 0; k < 2 * K; k++) x[k] = v_fma(v_load(p + 16 * (k / 2) + half * (k % 2)), by, v_set(c[i + (uint32_t)k / 2]));
     k_pow2(2 * K, x);
-    if (!whole) LM_UNROLL for (int k = 0; k < 2 * K; k++) x[k] = attend_mask(a, i, 2 * u + (uint32_t)k, x[k], v_set(0.0f));
-    LM_UNROLL for (int k = 0; k < K; k++) l = k_weights(x[2 * k], x[2 * k + 1], (uint32_t *)(void *)(p + (size_t)(2 * k) * half), l);
-    return l;
+    if (!whole) LM_UNROLL for (int k = 0; k < 2 * K; k++) x[k] = attend_mask(a, i + (uint32_t)k / 2, 2 * u + (uint32_t)k % 2, x[k], v_set(0.0f));
+    LM_UNROLL for (int k = 0; k < K; k++) r->l[i + (uint32_t)k] = k_weights(x[2 * k], x[2 * k + 1], (uint32_t *)(void *)(p + 16 * k), r->l[i + (uint32_t)k]);
 }
-/* m and l of all queries, and their weights of units [from, to). All of m first: a query's weights wait for its own, and so need not. */
-static void k_softmax(const lm_attend *a, uint32_t from, uint32_t to) {
+/* m and l of all queries, and their weights of units [from, to), of which all see [full0, full1) as a whole. */
+static void k_softmax(const lm_attend *a, uint32_t from, uint32_t to, uint32_t full0, uint32_t full1, k_rows *r) {
     const float by = a->softcap != 0 ? 1.0f : a->scale, by2 = by * 0x1.715476p+0f;
-    float top[LM_BF16_QUERIES];
-    for (uint32_t i = 0; i < a->n; i++)
-        if (a->lo[i] < a->hi[i]) top[i] = attend_top(a, i);
+    const vf b = v_set(by2);
+    float c[LM_BF16_QUERIES];
     for (uint32_t i = 0; i < a->n; i++) {
-        const uint32_t lo = a->lo[i], hi = a->hi[i], u0 = lo / 32, u1 = (hi + 31) / 32, full0 = a->keep ? u1 : (lo + 31) / 32, full1 = hi / 32;
-        uint32_t u = from;
-        const vf none = v_set(0.0f);
-        for (; u < to && (lo >= hi || u < u0); u++) v_store(a->s + K_UNIT(a->n) * u + 16 * i, none);
-        if (lo >= hi) continue;
-        const vf b = v_set(by2), c = v_set(-(top[i] * by2));
-        vf l = none;
-        for (; u < full0 && u < u1; u++) l = k_soften(1, false, a, i, u, b, c, l);
-        for (; u + 2 <= full1; u += 2) l = k_soften(2, true, a, i, u, b, c, l);
-        for (; u < full1; u++) l = k_soften(1, true, a, i, u, b, c, l);
-        for (; u < u1; u++) l = k_soften(1, false, a, i, u, b, c, l);
-        for (; u < to; u++) v_store(a->s + K_UNIT(a->n) * u + 16 * i, none);
-        a->m[i] = top[i] * by;
-        a->l[i] = v_tree(l);
+        const float top = v_most(r->top[i]);
+        c[i] = -(top * by2);
+        r->l[i] = v_set(0.0f);
+        if (a->lo[i] < a->hi[i]) a->m[i] = top * by;
     }
+    for (uint32_t u = from; u < to; u++) {
+        uint32_t i = 0;
+        if (u >= full0 && u < full1) {
+            for (; i + 2 <= a->n; i += 2) k_soften(2, true, a, i, u, b, c, r);
+            for (; i < a->n; i++) k_soften(1, true, a, i, u, b, c, r);
+        } else {
+            for (; i < a->n; i++) k_soften(1, false, a, i, u, b, c, r);
+        }
+    }
+    for (uint32_t i = 0; i < a->n; i++)
+        if (a->lo[i] < a->hi[i]) a->l[i] = v_tree(r->l[i]);
 }
 
 /* ---- what is not finite ----------------------------------------------------------------------------------------------------------*/
@@ -97,8 +117,16 @@ static void k_attend(const lm_attend *a) {
     const attend_range r = attend_range_of(a, a->n);
     const uint32_t from = r.first / 32, to = (r.end + 31) / 32, j0 = r.first / 2, j1 = (r.end + 1) / 2, c0 = (r.lo + 1) / 2, c1 = r.hi / 2;
     const size_t ahead = a->n <= K_FEW && a->hi[0] == LM_KV_PAGE ? K_AHEAD : 0;
-    for (uint32_t u = from; u < to; u++) k_scores(a, u, ahead);
-    k_softmax(a, from, to);
+    const uint32_t full0 = a->keep ? to : (r.lo + 31) / 32, full1 = r.hi / 32; /* units that all queries see as a whole */
+    k_rows rows;
+    for (uint32_t i = 0; i < a->n; i++) rows.top[i] = v_set(-__builtin_inff());
+    for (uint32_t u = from; u < to; u++) {
+        k_scores(a, u, ahead);
+        if (a->softcap != 0) k_cap(a, u);
+        if (u >= full0 && u < full1) k_tops(true, a, u, &rows);
+        else k_tops(false, a, u, &rows);
+    }
+    k_softmax(a, from, to, full0, full1, &rows);
     const bool finite = a->keep || c0 >= c1 ? k_finite(a, j0, j1) : k_finite(a, j0, c0) && k_finite(a, c1, j1);
     const uint8_t *plane = a->values;
     for (uint32_t c = 0; c < a->dv; c += LM_KV_SPAN, plane += lm_kv_plane(LM_KV_BF16X2)) {
