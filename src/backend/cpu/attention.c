@@ -155,7 +155,9 @@ static void attend_rows(const attend *a, uint32_t row, uint32_t n_rows, uint32_t
         const uint32_t from = page * LM_PAGE, to = last + 1 < from + LM_PAGE ? last + 1 : from + LM_PAGE;
         if (w.mark && !marked(&w, first > from ? first : from, to)) continue;
         lm_state *state = state_of(f, row);
-        const uint8_t *next = kv + 1 < op->attn.kv_heads ? lm_state_keys(state, op->attn.slot, first / LM_PAGE, kv + 1) : NULL;
+        const uint8_t *next = page < last / LM_PAGE         ? lm_state_keys(state, op->attn.slot, page + 1, kv)
+                              : kv + 1 < op->attn.kv_heads ? lm_state_keys(state, op->attn.slot, first / LM_PAGE, kv + 1)
+                                                           : NULL;
         attend_page(a, &w, pos, page, lm_state_keys(state, op->attn.slot, page, kv), lm_state_values(state, op->attn.slot, page, kv), next);
     }
     for (uint32_t i = 0; i < w.n; i++) {

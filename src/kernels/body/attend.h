@@ -4,16 +4,40 @@
 #include "kernels/body/seen.h"
 
 #define LM_ATTEND_STEP (16 * LM_ATTEND_W) /* keys, or columns, at a time: 32 or 16 */
-/* So few queries meet keys and values sooner than memory brings them: in a full page they ask for what comes so many bytes later, in a short one
- * its keys ask for its values and its values for the keys of a->next, line by line. */
+/* So few queries meet keys and values sooner than memory brings them: they ask for what they reach so many bytes later,
+ * in whole rows. */
 #define LM_ATTEND_FEW 4
 #define LM_ATTEND_AHEAD 8192
-/* A row of 32 elements */
-LM_INLINE void attend_ask(lm_kv type, const uint8_t *row) {
-    __builtin_prefetch(row);
-    if (lm_kv_elem(type) == 4) __builtin_prefetch(row + 64);
+
+/* What they reach, as blocks of 32 rows: the keys' tiles, their values plane by plane, then a->next; of tiles, planes those that hold a key that is
+ * seen. Hints: the keys of a dk that is not whole blocks lie nearer than this says. */
+typedef struct attend_walk {
+    const uint8_t *keys, *values, *next;
+    uint32_t tiles, n_keys, n_values, ahead; /* of a plane; blocks; blocks from what is read to what is asked for, no more than the keys have */
+} attend_walk;
+LM_INLINE uint32_t attend_block(lm_kv type) { return LM_KV_SPAN * LM_KV_SPAN * lm_kv_elem(type); }
+LM_INLINE attend_walk attend_walk_of(lm_kv type, const lm_attend *a, uint32_t first, uint32_t end) {
+    const uint32_t t0 = first / LM_KV_SPAN, tiles = lm_kv_spans(end) - t0, most = LM_ATTEND_AHEAD / attend_block(type);
+    const uint32_t keys = tiles * lm_kv_spans(a->dk), values = tiles * lm_kv_spans(a->dv);
+    attend_walk w = {.keys = a->keys + t0 * lm_kv_tile(type, a->dk), .values = a->values + t0 * attend_block(type), .tiles = tiles, .n_keys = keys,
+                     .n_values = values, .ahead = keys < most ? keys : most};
+    w.next = a->next ? a->next : w.values;
+    return w;
 }
-LM_INLINE bool attend_full(const lm_attend *a) { return a->hi[0] == LM_KV_PAGE; }
+/* What block b's rows ask for */
+LM_INLINE const uint8_t *attend_later(lm_kv type, const attend_walk *w, uint32_t b) {
+    const size_t keys = attend_block(type) + (type == LM_KV_Q8_0 ? 2 * LM_KV_SPAN : 0);
+    b += w->ahead;
+    if (b < w->n_keys) return w->keys + b * keys;
+    b -= w->n_keys;
+    if (b < w->n_values) return w->values + b / w->tiles * lm_kv_plane(type) + b % w->tiles * attend_block(type);
+    return w->next + (b - w->n_values) * keys;
+}
+/* A row of 32 elements, or half of it */
+LM_INLINE void attend_ask(lm_kv type, int W, const uint8_t *row) {
+    __builtin_prefetch(row);
+    if (W == 2 && lm_kv_elem(type) == 4) __builtin_prefetch(row + 64);
+}
 
 /* Sixteen elements as float32 */
 LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
@@ -25,20 +49,20 @@ LM_INLINE vf kv_load(lm_kv type, const uint8_t *p, vf scale) {
     }
 }
 
-/* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32, each of which asks for what
- * stands at `later`, `stride` bytes further from block to block. */
-LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, const uint8_t *later,
-                             size_t stride, float *s) {
+/* Scores of N queries and 16·W keys from `half` of a tile on: s[w][N][16]. Elements of d are summed in blocks of 32; `at` is the first one's
+ * place in the walk. */
+LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t dk, const uint8_t *tile, uint32_t half, const attend_walk *walk,
+                             uint32_t at, float *s) {
     const uint32_t elem = lm_kv_elem(type);
     for (uint32_t d0 = 0; d0 < dk; d0 += LM_KV_SPAN) {
         const uint32_t n = dk - d0 < LM_KV_SPAN ? dk - d0 : LM_KV_SPAN;
-        const uint8_t *k = tile + half * elem, *ask = later;
+        const uint8_t *k = tile + half * elem, *ask = N <= LM_ATTEND_FEW ? attend_later(type, walk, at + d0 / LM_KV_SPAN) + half * elem : NULL;
         vf acc[12][LM_ATTEND_W], scale[LM_ATTEND_W];
         LM_UNROLL for (int w = 0; w < W; w++) scale[w] = type == LM_KV_Q8_0 ? v_load_f16(tile + 2 * half + 32 * w) : v_set(0.0f);
         if (type == LM_KV_Q8_0) k += 2 * LM_KV_SPAN;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < W; w++) acc[i][w] = v_set(0.0f);
-        for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem, ask += LM_KV_SPAN * elem) {
-            if (N <= LM_ATTEND_FEW) attend_ask(type, ask);
+        for (const float *end = q + n; q < end; q++, k += LM_KV_SPAN * elem) {
+            if (N <= LM_ATTEND_FEW) attend_ask(type, W, ask), ask += LM_KV_SPAN * elem;
             vf kv[LM_ATTEND_W];
             LM_UNROLL for (int w = 0; w < W; w++) kv[w] = kv_load(type, k + 16 * (uint32_t)w * elem, scale[w]);
             LM_UNROLL for (int i = 0; i < N; i++) {
@@ -47,11 +71,10 @@ LM_INLINE void attend_scores(lm_kv type, int N, int W, const float *q, uint32_t 
             }
         }
         LM_UNROLL for (int w = 0; w < W; w++) LM_UNROLL for (int i = 0; i < N; i++) {
-            float *at = s + 16 * (w * N + i);
-            v_store(at, d0 ? v_add(v_load(at), acc[i][w]) : acc[i][w]);
+            float *to = s + 16 * (w * N + i);
+            v_store(to, d0 ? v_add(v_load(to), acc[i][w]) : acc[i][w]);
         }
         q += LM_KV_SPAN * (uint32_t)N - n;
-        later += stride;
         tile += type == LM_KV_Q8_0 ? LM_KV_SPAN * (LM_KV_SPAN + 2) : LM_KV_SPAN * LM_KV_SPAN * elem;
     }
 }
@@ -74,20 +97,20 @@ LM_INLINE const uint8_t *attend_half(const uint8_t *plane, uint32_t j) { return 
  * `sum`, which starts from +0, is never −0. The sums stand in an array of their own, whose places are constants to the compiler; pointers walk,
  * since gcc keeps what it derives from an index in vector registers. */
 LM_INLINE void attend_values(lm_kv type, int N, const lm_attend *a, uint32_t first, uint32_t end, const uint8_t *plane, uint32_t c,
-                             float *o) {
+                             const attend_walk *walk, uint32_t block, float *o) {
     const float *p = a->s + (size_t)(first / 16) * 16 * (size_t)N + first % 16;
     const uint8_t *at = attend_at(type, plane, first, c), *half = attend_half(plane, first);
-    const uint8_t *ask = attend_full(a) ? at + LM_ATTEND_AHEAD : a->next ? attend_at(type, a->next, c / LM_KV_SPAN * (end - first), 0) : at;
     vf sum[12][LM_ATTEND_W];
     LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) sum[i][w] = v_set(0.0f);
     for (uint32_t j = first; j < end;) {
         const uint32_t stop = end - j < LM_KV_SPAN - j % LM_KV_SPAN ? end : j + LM_KV_SPAN - j % LM_KV_SPAN;
         vf acc[12][LM_ATTEND_W];
+        const uint8_t *ask = N <= LM_ATTEND_FEW ? attend_later(type, walk, block++) + c * lm_kv_elem(type) : NULL;
         LM_UNROLL for (int i = 0; i < N; i++) LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) acc[i][w] = v_set(0.0f);
         for (uint32_t n; j < stop; j += n, p += 16 * N - 16) { /* tile by tile of 16 weights */
             n = stop - j < 16 - j % 16 ? stop - j : 16 - j % 16;
-            for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), ask += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
-                if (N <= LM_ATTEND_FEW) attend_ask(type, ask);
+            for (const float *const to = p + n; p < to; p++, at += LM_KV_SPAN * lm_kv_elem(type), half += 2) {
+                if (N <= LM_ATTEND_FEW) attend_ask(type, LM_ATTEND_W, ask), ask += LM_KV_SPAN * lm_kv_elem(type);
                 const vf scale = attend_scale(type, half);
                 vf v[LM_ATTEND_W];
                 LM_UNROLL for (int w = 0; w < LM_ATTEND_W; w++) v[w] = kv_load(type, at + 16 * (uint32_t)w * lm_kv_elem(type), scale);
@@ -214,14 +237,13 @@ static void attend_softmax(const lm_attend *a, uint32_t first, uint32_t end) {
 LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
     const attend_range r = attend_range_of(a, (uint32_t)N);
     const uint32_t first = r.first, end = r.end;
+    const attend_walk walk = attend_walk_of(type, a, first, end);
     for (uint32_t j = first / LM_ATTEND_STEP * LM_ATTEND_STEP; j < end; j += LM_ATTEND_STEP) {
         const uint8_t *tile = a->keys + j / LM_KV_SPAN * lm_kv_tile(type, a->dk);
+        const uint32_t block = (j / LM_KV_SPAN - first / LM_KV_SPAN) * lm_kv_spans(a->dk);
         float *s = a->s + (size_t)j * (size_t)N;
-        const bool full = attend_full(a);
-        const uint8_t *later = full ? tile + LM_ATTEND_AHEAD : attend_at(type, a->values, j / LM_KV_SPAN * LM_KV_SPAN, 0);
-        const size_t stride = full ? LM_KV_SPAN * LM_KV_SPAN * lm_kv_elem(type) : lm_kv_plane(type);
-        if (LM_ATTEND_W == 2 && N == LM_ATTEND_N && end - j <= 16) attend_scores(type, N, 1, a->q, a->dk, tile, 0, later, stride, s);
-        else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, later, stride, s);
+        if (LM_ATTEND_W == 2 && N == LM_ATTEND_N && end - j <= 16) attend_scores(type, N, 1, a->q, a->dk, tile, 0, &walk, block, s);
+        else attend_scores(type, N, LM_ATTEND_W, a->q, a->dk, tile, j % LM_KV_SPAN, &walk, block, s);
     }
     attend_softmax(a, first, end);
     const bool all = r.lo <= first && r.hi >= end, some = r.lo < r.hi;
@@ -229,7 +251,8 @@ LM_INLINE void attend_n(lm_kv type, int N, const lm_attend *a) {
                                                   : attend_finite(type, a, first, end)));
     for (uint32_t c = 0; c < a->dv; c += LM_ATTEND_STEP) {
         const uint8_t *plane = a->values + c / LM_KV_SPAN * lm_kv_plane(type);
-        if (finite) attend_values(type, N, a, first, end, plane, c % LM_KV_SPAN, a->o + c);
+        const uint32_t block = walk.n_keys + c / LM_KV_SPAN * walk.tiles;
+        if (finite) attend_values(type, N, a, first, end, plane, c % LM_KV_SPAN, &walk, block, a->o + c);
         else attend_seen(type, a, plane, c % LM_KV_SPAN, a->o + c);
     }
 }
