@@ -126,6 +126,17 @@ static inline uint32_t lm_x_first(uint32_t n_t, uint32_t i) { /* where tile i st
 /* Packs tile i of the rows x + t*ldx (or x + row[t]*ldx) to xp[n_t*K], at its place first(i)*K. */
 void lm_x_pack(const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 
+/* A second product of the same input, and what joins the two: y = gated(act, x·Wᵀ + bias, x·W2ᵀ + bias2), lm_kernels' gated. */
+typedef struct lm_gate {
+    const lm_kernels *k;
+    const lm_packed_matrix *w; /* W2: as many matrices, rows and elements as W, and packed alike as far as the lane wants it */
+    const float *bias;
+    lm_kact act;
+    float limit, alpha;
+    void *xq; /* NULL: to y. Otherwise W's rows are a multiple of 32, and the results go here instead, packed as the input of the next product in this
+               * lane, and nothing to y. */
+} lm_gate;
+
 struct lm_bf16_kernels;
 typedef struct lm_product {
     const lm_kernels *k;
@@ -138,6 +149,8 @@ typedef struct lm_product {
     float *y;          /* y[t*ldy + row] */
     size_t ldy;
     const struct lm_bf16_kernels *bf16; /* lane bf16: w is of LM_PACK_BF16X2 and xp from lm_bf16_pack; NULL: lane f32 */
+    const lm_gate *gate; /* NULL: the product alone. In lane bf16, not split, for more than LM_TILE tokens. */
+    uint32_t threads;    /* that share the tasks; 0: one */
 } lm_product;
 #define LM_STRIP_GROUP 4u   /* strips that a task takes at a time, at most */
 #define LM_TILE_GROUP 44u   /* tiles that a task takes at a time, at most */

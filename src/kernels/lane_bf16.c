@@ -106,25 +106,34 @@ const lm_bf16_kernels *lm_bf16_pick(const lm_kernels *level, const char **passed
     return best;
 }
 
+void lm_bf16_turn(const uint16_t *rows, size_t ld, uint32_t w, uint32_t n, uint32_t *dst) {
+    uint32_t j = 0;
+    for (; w >= 4 && j + 4 <= n; j += 4)
+        for (uint32_t t = 0; t < w; t += 4) { /* the last four may be some of those before again */
+            const uint32_t t4 = t + 4 <= w ? t : w - 4;
+            lm_turn(rows + t4 * ld + 2 * j, ld, dst + (size_t)j * w + t4, w);
+        }
+    for (; j < n; j++)
+        for (uint32_t t = 0; t < w; t++) memcpy(&dst[(size_t)j * w + t], &rows[t * ld + 2 * j], 4);
+}
 void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xp) {
+    const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0;
+    const float *src[LM_TILE];
+    for (uint32_t t = 0; t < w; t++) src[t] = x + (size_t)(row ? row[t0 + t] : t0 + t) * ldx;
+    lm_bf16_pack_rows(k, src, n_t, i, K, xp);
+}
+void lm_bf16_pack_rows(const lm_bf16_kernels *k, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, void *xp) {
     enum { PIECE = 256 };
-    const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0, pairs = (K + 1) / 2;
-    uint32_t *dst = (uint32_t *)xp + (size_t)t0 * pairs;
+    const uint32_t t0 = lm_x_first(n_t, i), w = lm_x_first(n_t, i + 1) - t0;
+    uint32_t *dst = (uint32_t *)xp + (size_t)t0 * ((K + 1) / 2);
     for (uint32_t k0 = 0; k0 < K; k0 += PIECE) {
         const uint32_t n = K - k0 < PIECE ? K - k0 : PIECE, m = (n + 1) / 2;
         uint16_t piece[LM_TILE][PIECE];
         for (uint32_t t = 0; t < w; t++) {
-            k->round(x + (size_t)(row ? row[t0 + t] : t0 + t) * ldx + k0, n, piece[t]);
+            k->round(src[t] + k0, n, piece[t]);
             if (n & 1) piece[t][n] = 0;
         }
-        uint32_t j = 0;
-        for (; w >= 4 && j + 4 <= m; j += 4)
-            for (uint32_t t = 0; t < w; t += 4) { /* the last four may be some of those before again */
-                const uint32_t t4 = t + 4 <= w ? t : w - 4;
-                lm_turn(piece[t4] + 2 * j, PIECE, dst + (size_t)j * w + t4, w);
-            }
-        for (; j < m; j++)
-            for (uint32_t t = 0; t < w; t++) memcpy(&dst[(size_t)j * w + t], &piece[t][2 * j], 4);
+        lm_bf16_turn(piece[0], PIECE, w, m, dst);
         dst += (size_t)m * w;
     }
 }

@@ -62,8 +62,12 @@ bool lm_bf16_agrees(const lm_bf16_kernels *k);
 /* acc[t][16] += pairs of w, `step` bytes apart, by x[j*xj + t*xt] for T tokens, in plain C: for levels that leave edges to it. */
 void lm_bf16_chain_c(const uint8_t *w, size_t step, uint32_t pairs, const uint32_t *x, size_t xj, size_t xt, uint32_t T, float *acc);
 
+/* Pairs [0, n) of w rows, ld numbers apart, as dst[n][w]. */
+void lm_bf16_turn(const uint16_t *rows, size_t ld, uint32_t w, uint32_t n, uint32_t *dst);
 /* As lm_x_pack, to pairs: tile i of width w at word first(i)·⌈K/2⌉, [⌈K/2⌉][w][2]. */
 void lm_bf16_pack(const lm_bf16_kernels *k, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, void *xp);
+/* The same of tile i's rows alone: src holds them. */
+void lm_bf16_pack_rows(const lm_bf16_kernels *k, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, void *xp);
 
 extern const lm_bf16_kernels lm_bf16_c;
 #if defined(__x86_64__)

@@ -171,7 +171,7 @@ static void put_quantised(const lm_int_product *p, uint32_t row, uint32_t t0, ui
 }
 /* out2: the gate's second product */
 static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {
-    const lm_int_gate *g = p->gate;
+    const lm_gate *g = p->gate;
     add_bias(p, p->bias, row, n_t, ld, out);
     if (g) {
         add_bias(p, g->bias, row, n_t, ld, out2);

@@ -101,16 +101,6 @@ void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *co
 void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i,
                  uint32_t K, void *xq);
 
-/* A second product of the same input, and what joins the two: y = gated(act, x·Wᵀ + bias, x·W2ᵀ + bias2), kernels.h's gated. */
-typedef struct lm_int_gate {
-    const lm_kernels *k;
-    const lm_packed_matrix *w; /* W2: as many matrices, rows and elements as W */
-    const float *bias;
-    lm_kact act;
-    float limit, alpha;
-    void *xq; /* NULL: to y. For more than LM_INT_GEMV tokens, not in mixed, where a block's rule depends on its whole row: the results go here instead,
-               * quantized as rows of W's rows, a multiple of LM_INT_BLK, and nothing to y */
-} lm_int_gate;
 typedef struct lm_int_product {
     const lm_int_kernels *k;
     lm_int_lane lane;
@@ -122,7 +112,7 @@ typedef struct lm_int_product {
     uint32_t n_t;
     float *y; /* y[t*ldy + row] */
     size_t ldy;
-    const lm_int_gate *gate; /* NULL: the product alone */
+    const lm_gate *gate; /* NULL: the product alone. Its xq is for more than LM_INT_GEMV tokens and not in mixed, where a block's rule depends on its whole row. */
     uint32_t groups;         /* parts that the tiles are cut into; 0: lm_int_groups of this product */
     uint32_t threads;        /* that share the tasks; 0: one */
 } lm_int_product;

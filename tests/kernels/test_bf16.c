@@ -173,6 +173,65 @@ static void products(void **state) {
     check("BF16", 100, 700, 110, true, true); /* four strips at a time, then three */
     check("BF16", 5, 4900, 500, true, false); /* and more rows than a task takes */
 }
+static lm_packed_matrix packed(uint32_t rows, uint32_t K) {
+    const lm_dtype *t = named("BF16");
+    lm_packed_matrix m;
+    assert_int_equal(lm_packed_create_bf16(t, 1, rows, K, NULL, &m, NULL), LM_OK);
+    uint16_t *raw = malloc(sizeof(uint16_t) * rows * K);
+    for (size_t i = 0; i < (size_t)rows * K; i++) raw[i] = lm_f32_to_bf16(kern_normal());
+    for (uint32_t s = 0; s < m.strips; s++) {
+        const uint8_t *row[16];
+        for (uint32_t r = 0; r < 16; r++) row[r] = s * 16 + r < rows ? (const uint8_t *)(raw + (size_t)(s * 16 + r) * K) : NULL;
+        lm_packed_strip_bf16(&m, t, 0, s, row);
+    }
+    free(raw);
+    return m;
+}
+/* A gate equals its parts, whole rows of it and the next product's input; so does a product that several threads share. */
+static void gate(uint32_t rows, uint32_t K, uint32_t T, bool with_bias) {
+    lm_packed_matrix m[2] = {packed(rows, K), packed(rows, K)};
+    const size_t words = (size_t)T * ((K + 1) / 2), yn = (size_t)T * rows, fed = (size_t)T * ((rows + 1) / 2);
+    float *x = malloc(sizeof(float) * T * K), *part[2], *want = malloc(sizeof(float) * yn), *y = kern_guard(sizeof(float) * yn);
+    float bias[2][300];
+    uint32_t *xp = kern_guard(words * 4), *xq = kern_guard(fed * 4), *want_xq = malloc(fed * 4);
+    for (size_t i = 0; i < (size_t)T * K; i++) x[i] = kern_normal();
+    for (uint32_t i = 0; i < rows; i++) bias[0][i] = kern_normal(), bias[1][i] = kern_normal();
+    for (uint32_t l = 0; lm_bf16_nth(l); l++) {
+        const lm_bf16_kernels *k = lm_bf16_nth(l);
+        for (uint32_t i = 0; i < lm_x_tiles(T); i++) lm_bf16_pack(k, x, K, NULL, T, i, K, xp);
+        lm_product p[2];
+        for (int i = 0; i < 2; i++) {
+            part[i] = malloc(sizeof(float) * yn);
+            p[i] = (lm_product){&lm_kernels_c, &m[i], 0, false, with_bias ? bias[i] : NULL, (const float *)(const void *)xp, T, part[i], rows, k};
+            kern_run_product(&p[i]);
+        }
+        lm_kernels_c.gated(LM_KACT_SILU, want, part[0], part[1], 0, 0, (uint32_t)yn);
+        p[1].threads = 8, p[1].y = y, memset(y, 0xff, sizeof(float) * yn);
+        kern_run_product(&p[1]);
+        assert_memory_equal(y, part[1], sizeof(float) * yn);
+        lm_gate g = {&lm_kernels_c, &m[1], p[1].bias, LM_KACT_SILU, 0, 0, NULL};
+        p[0].gate = &g, p[0].y = y;
+        for (p[0].threads = 0; p[0].threads < 9; p[0].threads += 4) {
+            memset(y, 0xff, sizeof(float) * yn);
+            kern_run_product(&p[0]);
+            if (memcmp(y, want, sizeof(float) * yn) != 0) fail_msg("%s: a gate of %u rows, K %u, T %u differs from its parts", k->level, rows, K, T);
+        }
+        for (uint32_t i = 0; i < lm_x_tiles(T); i++) lm_bf16_pack(k, want, rows, NULL, T, i, rows, want_xq);
+        g.xq = xq, p[0].y = NULL, memset(xq, 0xff, fed * 4);
+        if (rows % 32 == 0) kern_run_product(&p[0]);
+        if (rows % 32 == 0 && memcmp(xq, want_xq, fed * 4) != 0) fail_msg("%s: what a gate of %u rows feeds, K %u, T %u", k->level, rows, K, T);
+        free(part[0]), free(part[1]);
+    }
+    kern_guard_free(y, sizeof(float) * yn), kern_guard_free(xp, words * 4), kern_guard_free(xq, fed * 4);
+    free(x), free(want), free(want_xq), lm_packed_free(&m[0]), lm_packed_free(&m[1]);
+}
+static void gates(void **state) {
+    (void)state;
+    for (uint32_t T = 13; T < 30; T += 3) gate(32 + 32 * kern_below(4), 1 + kern_below(500), T, T & 1);
+    for (uint32_t rows = 1; rows < 100; rows += 13) gate(rows, 1 + kern_below(500), 13 + kern_below(90), rows & 1);
+    gate(96, 4500, 101, true); /* several passes, tiles that ask ahead */
+    gate(64, 300, 530, false); /* and more than a task takes */
+}
 static void subnormals_are_zero(void **state) {
     (void)state;
     const uint16_t b[4] = {0x0001, 0x807f, 0x0080, 0x7fc0};
@@ -225,6 +284,6 @@ static void picks_and_refuses(void **state) {
 }
 int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(levels_agree_at_the_edges), cmocka_unit_test(the_border), cmocka_unit_test(rounding),
-                                       cmocka_unit_test(products), cmocka_unit_test(subnormals_are_zero), cmocka_unit_test(picks_and_refuses)};
+                                       cmocka_unit_test(products), cmocka_unit_test(gates), cmocka_unit_test(subnormals_are_zero), cmocka_unit_test(picks_and_refuses)};
     return cmocka_run_group_tests(tests, kern_print_seed, NULL) != 0;
 }

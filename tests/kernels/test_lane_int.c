@@ -72,7 +72,7 @@ typedef struct problem {
     float *x, *bias;
 } problem;
 
-static float *run_gated(const problem *p, const lm_int_kernels *k, lm_int_lane lane, const lm_int_gate *gate) {
+static float *run_gated(const problem *p, const lm_int_kernels *k, lm_int_lane lane, const lm_gate *gate) {
     const size_t xn = (size_t)lm_int_floats(lane, p->T, p->K) * sizeof(float), sn = lm_int_scratch(p->K, gate) * sizeof(float),
                  yn = sizeof(float) * p->rows * p->T;
     float *xq = kern_guard(xn), *scratch = kern_guard(sn), *y = kern_guard(yn);
@@ -87,7 +87,7 @@ static float *run_gated(const problem *p, const lm_int_kernels *k, lm_int_lane l
 }
 static float *run(const problem *p, const lm_int_kernels *k, lm_int_lane lane) { return run_gated(p, k, lane, NULL); }
 /* What a gate gives for the next product is what packing its rows gives. */
-static void feeds_its_rows(const problem *p, const lm_int_kernels *k, lm_int_lane lane, lm_int_gate gate, const float *rows) {
+static void feeds_its_rows(const problem *p, const lm_int_kernels *k, lm_int_lane lane, lm_gate gate, const float *rows) {
     const size_t n = (size_t)lm_int_floats(lane, p->T, p->rows) * sizeof(float);
     float *const want = malloc(n);
     for (uint32_t i = 0; i < lm_int_tiles(lane, p->T); i++) lm_int_pack(k, lane, rows, p->rows, NULL, p->T, i, p->rows, want);
@@ -106,7 +106,7 @@ static void gate_is_its_parts(const problem *p, const lm_int_kernels *k, lm_int_
     second.bias = NULL, second.raw = malloc(p->rows * row);
     memcpy(second.raw, p->raw + row, (p->rows - 1) * row), memcpy(second.raw + (p->rows - 1) * row, p->raw, row);
     pack_weights(&second);
-    const lm_int_gate gate = {fk, &second.m, NULL, LM_KACT_SILU, 0, 0, NULL};
+    const lm_gate gate = {fk, &second.m, NULL, LM_KACT_SILU, 0, 0, NULL};
     float *const got = run_gated(p, k, lane, &gate), *const want = malloc(n * sizeof *want), *const up = run(&second, k, lane);
     lm_kernels_c.gated(LM_KACT_SILU, want, with_bias, up, 0, 0, (uint32_t)n);
     ASSERT_SAME(want, got, n, k->level);

@@ -47,22 +47,23 @@ void lm_cpu_ahead(const lm_cpu *f, uint32_t after) {
         return;
     }
     const lm_cpu_op *aux = lm_cpu_aux(f, op);
-    const uint32_t n = aux->gates ? 2 : aux->run;
+    const bool gates = lm_cpu_gates(f, op);
+    const uint32_t n = gates ? 2 : aux->run;
     const lm_packed_matrix *w[LM_CPU_PRODUCTS];
     uint32_t per[LM_CPU_PRODUCTS], end[LM_CPU_PRODUCTS], tasks = 0; /* of each: strips of a task, its last task's successor */
     for (uint32_t i = 0; i < n; i++) {
         w[i] = &f->d->weight[op[i].w];
         per[i] = strips_of(f, w[i], aux->lane);
-        if (i == 0 || !aux->gates) tasks += (w[i]->strips + per[i] - 1) / per[i];
+        if (i == 0 || !gates) tasks += (w[i]->strips + per[i] - 1) / per[i];
         end[i] = tasks;
     }
     for (uint32_t r = 0; r < lm_pool_ranges(f->d->pool); r++) {
         const uint32_t t0 = lm_pool_first(f->d->pool, tasks, r), t1 = lm_pool_first(f->d->pool, tasks, r + 1);
         lm_span span[LM_POOL_SPANS];
         uint32_t spans = 0;
-        for (uint32_t t = t0; aux->gates && t < t1 && spans < LM_POOL_SPANS; t++)
+        for (uint32_t t = t0; gates && t < t1 && spans < LM_POOL_SPANS; t++)
             for (uint32_t i = 0; i < n; i++) spans = put(span, spans, w[i], (uint64_t)t * per[0], (uint64_t)(t + 1) * per[0]);
-        for (uint32_t i = 0, from = 0; !aux->gates && i < n; from = end[i++])
+        for (uint32_t i = 0, from = 0; !gates && i < n; from = end[i++])
             if (t0 < end[i] && t1 > from) spans = put(span, spans, w[i], (uint64_t)((t0 > from ? t0 : from) - from) * per[i], (uint64_t)((t1 < end[i] ? t1 : end[i]) - from) * per[i]);
         lm_pool_ahead(f->d->pool, r, span, spans);
     }

@@ -23,7 +23,7 @@ typedef struct lm_cpu_op {
     float *vec;             /* CONV: the kernel as [taps][width]; DECAY: −exp(A_log) */
     lm_packed_matrix kt, v; /* MLA: per head, kv_b's key part turned [rank][nope], and its value part [dv][rank] */
     lm_int_lane lane, down; /* LINEAR, and EXPERTS' gate and up; EXPERTS' down: how the product's input is packed */
-    bool gates;             /* LINEAR: it and the next two ops, LINEAR and GATED, can run as one */
+    bool gates;             /* LINEAR: it and the next two ops, LINEAR and GATED, can run as one: lm_cpu_gates */
     bool feeds;             /* and what they give can go right to the next product, as its input: no row of it need be whole */
     uint32_t start, run;    /* the first op of those that run as one with this, and how many of them there are from here on (1: this alone) */
     bool packs, local;      /* the last of such row ops: its result is the next product's input; and is seen by nobody else */
@@ -113,6 +113,8 @@ static inline bool lm_cpu_reads(const lm_cpu *f, const lm_op *op) { return op->k
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
 /* Once lanes are chosen, products found: where two products and the activation that joins them may run as one, their results seen by nobody. */
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops);
+/* Whether a LINEAR and the next two ops run as one with so many rows: in lane bf16 those of a prompt only. */
+bool lm_cpu_gates(const lm_cpu *f, const lm_op *op);
 static inline bool lm_cpu_is_int(lm_int_lane lane) { return lane == LM_INT_8 || lane == LM_INT_16 || lane == LM_INT_MIXED; }
 /* runs.c: what runs as one. Rows first, since values are placed by them; products once lanes are chosen. */
 void lm_cpu_find_rows(const lm_program *p, lm_cpu_op *ops);
@@ -128,6 +130,7 @@ typedef struct lm_cpu_product {
     uint32_t n_t;
     float *y;
     size_t ldy;
+    const lm_gate *gate; /* where lm_cpu_gates says so; NULL: the product alone */
 } lm_cpu_product;
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K);
 uint32_t lm_cpu_product_tasks(const lm_cpu_product *p);
@@ -136,6 +139,8 @@ void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch);
 uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t);
 uint32_t lm_cpu_x_first(lm_int_lane lane, uint32_t n_t, uint32_t i); /* the first row of tile i */
 void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx, const uint32_t *row, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
+/* The same of tile i's rows alone, which src holds; not in float32. */
+void lm_cpu_x_pack_rows(const lm_cpu *f, lm_int_lane lane, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, float *xp);
 
 /* upload.c */
 lm_status lm_cpu_pack(lm_device *d, const lm_weight *w, lm_packed_matrix *out, lm_error *err);

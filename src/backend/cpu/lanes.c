@@ -22,14 +22,15 @@ static bool is_gate(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
     const lm_op *gate = &p->op[i], *up = gate + 1, *join = gate + 2;
     if (i + 2 >= p->n_ops || (i < p->head_first) != (i + 2 < p->head_first)) return false;
     if (gate->kind != LM_OP_LINEAR || up->kind != LM_OP_LINEAR || join->kind != LM_OP_GATED) return false;
-    if (!lm_cpu_is_int(ops[i].lane) || ops[i].lane != ops[i + 1].lane || gate->linear.split || up->linear.split) return false;
+    if (ops[i].lane == LM_INT_NONE || ops[i].lane != ops[i + 1].lane || gate->linear.split || up->linear.split) return false;
     return gate->a == up->a && join->a == gate->out && join->b == up->out && gate->out != up->out && p->value[gate->out].last == i + 2 &&
            p->value[up->out].last == i + 2;
 }
 /* What a gate feeds stands in its own value's place. That is the next product's input, and a gate's result may be put where its input stood: it is
  * read to the end there, so it is not fed. */
 static bool feeds(const lm_program *p, const lm_cpu_op *ops, uint32_t i) {
-    return ops[i].gates && ops[i + 2].packs && ops[i + 2].local && ops[i + 3].lane == ops[i].lane && ops[i].lane != LM_INT_MIXED && !is_gate(p, ops, i + 3);
+    return ops[i].gates && ops[i + 2].packs && ops[i + 2].local && ops[i + 3].lane == ops[i].lane && ops[i].lane != LM_INT_MIXED &&
+           p->value[p->op[i + 2].out].width % 32 == 0 && !is_gate(p, ops, i + 3);
 }
 void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops) {
     for (uint32_t i = 0; i < p->n_ops; i++) {
@@ -39,10 +40,11 @@ void lm_cpu_find_gates(const lm_program *p, lm_cpu_op *ops) {
 }
 
 static lm_product as_float(const lm_cpu_product *p) {
-    return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->lane == LM_INT_BF16 ? p->f->d->bf16 : NULL};
+    return (lm_product){p->f->k, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->lane == LM_INT_BF16 ? p->f->d->bf16 : NULL,
+                        p->gate, lm_pool_size(p->f->d->pool)};
 }
 static lm_int_product as_int(const lm_cpu_product *p) {
-    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, NULL, 0,
+    return (lm_int_product){p->f->d->ik, p->lane, p->w, p->mat, p->split, p->bias, p->xp, p->n_t, p->y, p->ldy, p->gate, 0,
                             lm_pool_size(p->f->d->pool)};
 }
 uint64_t lm_cpu_product_scratch(lm_int_lane lane, uint32_t n_t, uint32_t K) {
@@ -65,6 +67,10 @@ void lm_cpu_product_run(const lm_cpu_product *p, uint32_t task, float *scratch) 
     const lm_int_product q = as_int(p);
     lm_int_run(&q, task, scratch);
 }
+bool lm_cpu_gates(const lm_cpu *f, const lm_op *op) {
+    const lm_cpu_op *aux = lm_cpu_aux(f, op);
+    return aux->gates && (lm_cpu_is_int(aux->lane) || f->n > LM_TILE);
+}
 uint32_t lm_cpu_x_tiles(lm_int_lane lane, uint32_t n_t) { return lm_cpu_is_int(lane) ? lm_int_tiles(lane, n_t) : lm_x_tiles(n_t); }
 uint32_t lm_cpu_x_first(lm_int_lane lane, uint32_t n_t, uint32_t i) {
     return lm_cpu_is_int(lane) ? lm_int_first(lane, n_t, i) : lm_x_first(n_t, i);
@@ -77,4 +83,10 @@ void lm_cpu_x_pack(const lm_cpu *f, lm_int_lane lane, const float *x, size_t ldx
         lm_bf16_pack(f->d->bf16, x, ldx, row, n_t, i, K, xp);
     else
         lm_int_pack(f->d->ik, lane, x, ldx, row, n_t, i, K, xp);
+}
+void lm_cpu_x_pack_rows(const lm_cpu *f, lm_int_lane lane, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, float *xp) {
+    if (lane == LM_INT_BF16)
+        lm_bf16_pack_rows(f->d->bf16, src, n_t, i, K, xp);
+    else
+        lm_int_pack_rows(f->d->ik, lane, src, n_t, i, K, xp);
 }

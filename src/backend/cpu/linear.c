@@ -76,26 +76,19 @@ static void run_linear(lm_cpu *f, const lm_op *op) {
 }
 static bool need_linear(const lm_cpu *f, const lm_op *op, lm_cpu_need *out) {
     const uint32_t K = f->d->weight[op->w].K;
-    out->thread = lm_cpu_aux(f, op)->gates ? lm_int_scratch(K, true) : lm_cpu_product_scratch(lm_cpu_aux(f, op)->lane, f->n, K);
+    const lm_cpu_op *aux = lm_cpu_aux(f, op);
+    out->thread = aux->gates && lm_cpu_is_int(aux->lane) ? lm_int_scratch(K, true) : lm_cpu_product_scratch(aux->lane, f->n, K);
     return lm_mul(f->n, K, &out->shared);
-}
-typedef struct gated_job {
-    const lm_cpu *f;
-    lm_int_product p;
-} gated_job;
-static void gated_task(void *ctx, uint32_t task, uint32_t thread) {
-    const gated_job *job = ctx;
-    lm_int_run(&job->p, task, lm_cpu_scratch(job->f, thread));
 }
 void lm_cpu_run_gated(lm_cpu *f, const lm_op *op) {
     const lm_op *up = op + 1, *join = op + 2;
     const lm_packed_matrix *w = &f->d->weight[op->w];
     const lm_int_lane lane = lm_cpu_aux(f, op)->lane;
-    const lm_int_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
-                              (float)join->act.alpha, f->n > LM_INT_GEMV && lm_cpu_aux(f, op)->feeds ? f->val[join->out] : NULL};
+    const lm_gate gate = {f->k, &f->d->weight[up->w], lm_cpu_vec(f, up->v), lm_cpu_act(join->act.act), (float)join->act.limit,
+                          (float)join->act.alpha, f->n > LM_INT_GEMV && lm_cpu_aux(f, op)->feeds ? f->val[join->out] : NULL};
     pack_input(f, op, lane);
-    gated_job job = {f, {f->d->ik, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate, 0, lm_pool_size(f->d->pool)}};
-    lm_pool_run(f->d->pool, gated_task, &job, lm_int_tasks(&job.p));
+    lm_cpu_product p = {f, lane, w, 0, false, lm_cpu_vec(f, op->v), f->xp, f->n, f->val[join->out], w->rows, &gate};
+    lm_pool_run(f->d->pool, product_task, &p, lm_cpu_product_tasks(&p));
     if (!gate.xq) return;
     f->packed = join->out;
     f->packed_lane = lane;

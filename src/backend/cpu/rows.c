@@ -171,7 +171,7 @@ typedef struct rows_job {
     lm_val from[FROM];
 } rows_job;
 static uint32_t local_floats(const lm_cpu *f, const lm_op *op) {
-    return lm_cpu_aux(f, op)->local ? (LM_INT_WIDEST * lm_cpu_width(f, op->out) + 15) & ~15u : 0;
+    return lm_cpu_aux(f, op)->local ? (LM_TILE * lm_cpu_width(f, op->out) + 15) & ~15u : 0;
 }
 /* Rows may stand in another core's cache, and each is too short for the CPU to see where it leads. Those that are made are asked for too: a store
  * waits for its line as long, and what follows with it. */
@@ -223,9 +223,9 @@ static void packed_task(void *ctx, uint32_t task, uint32_t thread) {
         lm_cpu_x_pack(f, job->lane, f->val[job->product->a], job->K, NULL, f->n, task, job->K, f->shared);
         return;
     }
-    const float *src[LM_INT_WIDEST];
+    const float *src[LM_TILE]; /* the widest of all lanes */
     for (uint32_t i = i0; i < i1; i++) src[i - i0] = local + (size_t)(i - i0) * job->K;
-    lm_int_pack_rows(f->d->ik, job->lane, src, f->n, task, job->K, f->shared);
+    lm_cpu_x_pack_rows(f, job->lane, src, f->n, task, job->K, f->shared);
 }
 void lm_cpu_rows(lm_cpu *f, const lm_op *op, uint32_t n) {
     const lm_op *last = op + n - 1;

@@ -193,7 +193,7 @@ static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r,
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
         if (f->n <= LM_INT_GEMV) lm_pool_ask(f->d->pool);
-        if (!r->tap && lm_cpu_aux(f, op)->gates) {
+        if (!r->tap && lm_cpu_gates(f, op)) {
             lm_cpu_ahead(f, i + 3);
             lm_cpu_run_gated(f, op);
             i += 2;

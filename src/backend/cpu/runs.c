@@ -31,6 +31,6 @@ void lm_cpu_find_products(const lm_program *p, lm_cpu_op *ops) {
         for (uint32_t j = i; j < end; j++) ops[j].start = i, ops[j].run = end - j;
         if (!i || part_end(p, i - 1) != part_end(p, i) || !is_row_op(&p->op[i - 1]) || p->op[i - 1].out != p->op[i].a) continue;
         ops[i - 1].packs = true;
-        ops[i - 1].local = lm_cpu_is_int(ops[i].lane) && seen_only_by(p, p->op[i].a, i, end);
+        ops[i - 1].local = ops[i].lane != LM_INT_NONE && seen_only_by(p, p->op[i].a, i, end);
     }
 }
