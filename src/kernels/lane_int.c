@@ -191,11 +191,14 @@ static const uint8_t *tile_at(const lm_int_product *p, uint32_t t0) {
 static void strips_direct(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s0, uint32_t s1, const lm_int_segments *g, float *y,
                           size_t ld) {
     const uint32_t tiles = lm_int_tiles(p->lane, p->n_t);
-    for (uint32_t s = s0; s < s1; s++, y += 16)
-        for (uint32_t j = 0; j < tiles; j++) {
-            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
-            p->k->gemv[w->pack](p->lane, lm_packed_at(w, p->mat, s), tile_at(p, t0), n_t, g, y + t0 * ld, ld);
-        }
+    const lm_int_gemv_fn gemv = p->k->gemv[w->pack];
+    const uint8_t *strip = lm_packed_at(w, p->mat, s0);
+    uint32_t first[LM_INT_GEMV + 1] = {0}; /* tokens of the tiles */
+    for (uint32_t j = 1; j < tiles; j++) first[j] = lm_int_first(p->lane, p->n_t, j);
+    first[tiles] = p->n_t;
+    for (uint32_t s = s0; s < s1; s++, y += 16, strip += w->strip_bytes)
+        for (uint32_t j = 0; j < tiles; j++)
+            gemv(p->lane, strip, tile_at(p, first[j]), first[j + 1] - first[j], g, y + first[j] * ld, ld);
 }
 /* Two products one after the other, not strip by strip: each is a stream of neighbouring strips that way. */
 static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segments *g, float *out) {

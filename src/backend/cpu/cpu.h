@@ -29,6 +29,11 @@ typedef struct lm_cpu_op {
     bool packs, local;      /* the last of such row ops: its result is the next product's input; and is seen by nobody else */
 } lm_cpu_op;
 
+/* What an op may need beside its operands, in floats: for each thread, and once. */
+typedef struct lm_cpu_need {
+    uint64_t thread, shared;
+} lm_cpu_need;
+
 struct lm_device {
     lm_pool *pool;
     const lm_kernels *k;
@@ -53,12 +58,9 @@ struct lm_device {
     uint32_t n_gathered;
     lm_arena *plan; /* owns all of these but the packed matrices */
     lm_cpu_buf body, head, thread, shared, blocks, tables;
+    uint64_t need_n, need_len; /* rows and positions that `need`, the most of all ops, was found for; 0: none */
+    lm_cpu_need need;
 };
-
-/* What an op may need beside its operands, in floats: for each thread, and once. */
-typedef struct lm_cpu_need {
-    uint64_t thread, shared;
-} lm_cpu_need;
 
 /* One run's view, given to every op. In the body the rows are the batch's; in the head they are a block of wanted rows. */
 typedef struct lm_cpu {

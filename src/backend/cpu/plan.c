@@ -17,7 +17,7 @@ void lm_cpu_unconfigure(lm_device *d) {
     d->at = d->gather_at = NULL;
     d->gathered = NULL;
     d->n_gathered = 0;
-    d->body_width = d->head_width = 0;
+    d->body_width = d->head_width = d->need_n = 0;
 }
 
 /* First fit: the lowest place that no value alive at the same time occupies. Values are placed in the order of their ops. Ops that run as one

@@ -151,17 +151,32 @@ static lm_status make_blocks(lm_cpu *f, lm_error *err) {
     return LM_OK;
 }
 
+/* The most that any op needs, which decoding asks for once a page: it depends on the rows and positions alone. */
+static lm_status find_needs(const lm_cpu *f, lm_error *err) {
+    lm_device *d = f->d;
+    const lm_program *p = f->p;
+    lm_cpu most = *f;
+    most.max_len = (f->max_len + LM_PAGE - 1) / LM_PAGE * LM_PAGE;
+    if (d->need_n == f->n && d->need_len == most.max_len) return LM_OK;
+    d->need_n = 0;
+    d->need = (lm_cpu_need){0, 0};
+    for (uint32_t i = 0; i < p->n_ops; i++) {
+        lm_cpu_need need = {0, 0};
+        if (!need_of(&most, &p->op[i], &need))
+            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, p->op[i].name, "%u rows are too many for one run: use smaller chunks", f->n);
+        d->need.thread = need.thread > d->need.thread ? need.thread : d->need.thread;
+        d->need.shared = need.shared > d->need.shared ? need.shared : d->need.shared;
+    }
+    d->need_n = f->n;
+    d->need_len = most.max_len;
+    return LM_OK;
+}
 static lm_status make_room(lm_cpu *f, lm_error *err) {
     lm_device *d = f->d;
     const lm_program *p = f->p;
-    uint64_t body, thread = 0, shared = 0, all;
-    for (uint32_t i = 0; i < p->n_ops; i++) {
-        lm_cpu_need need = {0, 0};
-        if (!need_of(f, &p->op[i], &need))
-            return lm_fail_at(err, LM_RANGE, NULL, LM_NO_OFFSET, p->op[i].name, "%u rows are too many for one run: use smaller chunks", f->n);
-        thread = need.thread > thread ? need.thread : thread;
-        shared = need.shared > shared ? need.shared : shared;
-    }
+    uint64_t body, all;
+    LM_TRY(find_needs(f, err));
+    const uint64_t thread = d->need.thread, shared = d->need.shared;
     f->thread_need = (thread + 31) & ~(uint64_t)31; /* threads don't share cache lines */
     if (!lm_mul(d->body_width, f->n, &body) || !lm_mul(f->thread_need, lm_pool_size(d->pool), &all) || (body | all | shared) > SIZE_MAX / 8)
         return lm_fail_nomem(err, "a run's values (use smaller chunks)", UINT64_MAX);
