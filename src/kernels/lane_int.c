@@ -109,7 +109,7 @@ uint32_t lm_int_groups(const lm_int_product *p, uint32_t n) {
     for (uint32_t i = 0; i < n; i++) rows += row_tasks(&p[i]);
     const uint32_t tiles = lm_int_tiles(p->lane, p->n_t), full = (p->lane == LM_INT_MIXED ? GROUP / 2 : GROUP) / lm_int_width(p->lane);
     const uint32_t least = (tiles + full - 1) / full;
-    const uint32_t wanted = p->threads > 1 ? (uint32_t)(((uint64_t)TASKS * p->threads + rows - 1) / rows) : 1;
+    const uint32_t wanted = p->threads > 1 ? (uint32_t)(((uint64_t)TASKS * (p->lane == LM_INT_16 ? 2 : 1) * p->threads + rows - 1) / rows) : 1;
     const uint32_t most = (tiles + LEAST_TILES - 1) / LEAST_TILES;
     return p->n_t <= LM_INT_GEMV || wanted <= least ? least : wanted < most ? wanted : most;
 }
