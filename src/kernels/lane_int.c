@@ -122,30 +122,29 @@ size_t lm_int_scratch(uint32_t K, bool gate) {
     return PAGE_FLOATS + (tiles > 2 * DIRECT_FLOATS ? tiles : 2 * DIRECT_FLOATS);
 }
 
-static lm_int_segments segments_of(const lm_int_product *p) {
+static void segments_of(const lm_int_product *p, lm_int_segments *g) {
     const uint32_t unit = lm_pack_unit(p->w->type) / LM_INT_BLK, blocks = p->w->K / LM_INT_BLK;
-    const uint64_t n = (blocks + unit - 1) / unit;
-    lm_int_segments g = {.n = 0, .bound = {0}};
+    *g = (lm_int_segments){.n = 0, .bound = {0}};
     if (!p->split) {
-        g.n = 1, g.bound[1] = blocks;
-        return g;
+        g->n = 1, g->bound[1] = blocks;
+        return;
     }
+    const uint64_t n = (blocks + unit - 1) / unit;
     uint32_t waits = 0; /* bit l: a finished left subtree of 2^l segments waits for its sibling */
     for (uint32_t i = 0; i < LM_INT_SEGMENTS; i++) {
         uint64_t end = (i + 1) * n / LM_INT_SEGMENTS * unit;
         if (end > blocks) end = blocks;
-        bool has = end > g.bound[g.n];
-        if (has) g.bound[++g.n] = (uint32_t)end;
+        bool has = end > g->bound[g->n];
+        if (has) g->bound[++g->n] = (uint32_t)end;
         uint32_t l = 0;
         for (; l < LM_INT_WAITING && (i >> l & 1); l++) {
             if (!(waits >> l & 1)) continue; /* an empty sibling: the subtree passes through */
-            g.joins[g.n - 1] += has;
+            g->joins[g->n - 1] += has;
             has = true;
             waits &= ~(1u << l);
         }
         if (has) waits |= 1u << l;
     }
-    return g;
 }
 /* ---- outputs: [n_t][ld] in scratch, of the rows from `row` on -------------------------------------------------------------------------*/
 static uint32_t width(const lm_int_product *p, uint32_t row, uint32_t ld) { return p->w->rows - row < ld ? p->w->rows - row : ld; }
@@ -289,7 +288,8 @@ static void run_both(const lm_int_product *p, uint32_t i, const lm_int_segments 
     }
 }
 void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch) {
-    const lm_int_segments g = segments_of(p);
+    lm_int_segments g;
+    segments_of(p, &g); /* not returned: a copy would wait for what was just written piece by piece */
     scratch += (4096 - (uintptr_t)scratch % 4096) % 4096 / sizeof *scratch; /* elsewhere in a page mixed was 4 % slower */
     if (direct(p))
         run_direct(p, i, &g, scratch);

@@ -202,12 +202,29 @@ static lm_status make_room(lm_cpu *f, lm_error *err) {
 }
 
 /* ---- during ----------------------------------------------------------------------------------------------------------------------*/
+/* Decoding: by the next token weights have pushed the ops' descriptions out of the caches, and the caller met them one after the other, alone. So they
+ * are asked for: op i's own, and what belongs to the one that was asked for some ops before. */
+#define SOON 8u /* ops from the one that runs */
+#define NEAR 4u
+static void ask_op(const lm_cpu *f, uint32_t i) {
+    const lm_op *op = &f->p->op[i], *near = op - NEAR;
+    const lm_cpu_op *aux = lm_cpu_aux(f, op);
+    __builtin_prefetch(op), __builtin_prefetch((const char *)(op + 1) - 1);
+    __builtin_prefetch(aux), __builtin_prefetch((const char *)(aux + 1) - 1);
+    if (i < NEAR) return;
+    if (near->w != LM_NONE) __builtin_prefetch(&f->d->weight[near->w]);
+    if (near->v != LM_NONE) __builtin_prefetch(&f->d->vec[near->v]);
+    __builtin_prefetch(&f->val[near->out]), __builtin_prefetch(&f->p->value[near->out]);
+}
 static lm_status run_ops(lm_cpu *f, uint32_t from, uint32_t to, const lm_run *r, lm_error *err) {
     f->packed = LM_NONE;
-    for (uint32_t i = from; i < to; i++) {
+    for (uint32_t i = from, asked = from; i < to; i++) {
         const lm_op *op = &f->p->op[i];
         if (r->interrupted && r->interrupted(r->interrupted_ctx)) return lm_fail(err, LM_INTERRUPTED, "interrupted before %s", op->name);
-        if (f->n <= LM_INT_GEMV) lm_pool_ask(f->d->pool);
+        if (f->n <= LM_INT_GEMV) {
+            for (; asked < to && asked < i + SOON; asked++) ask_op(f, asked);
+            lm_pool_ask(f->d->pool);
+        }
         if (!r->tap && lm_cpu_gates(f, op)) {
             lm_cpu_ahead(f, i + 3);
             lm_cpu_run_gated(f, op);
