@@ -109,7 +109,9 @@ extern const lm_cpu_fn lm_cpu_linear, lm_cpu_experts, lm_cpu_attention, lm_cpu_m
 
 /* ahead.c: tells the pool what the next op from `after` on that reads much, reads first. */
 void lm_cpu_ahead(const lm_cpu *f, uint32_t after);
-static inline bool lm_cpu_reads(const lm_cpu *f, const lm_op *op) { return op->kind == LM_OP_LINEAR || (op->kind == LM_OP_ATTENTION && f->n == 1); }
+static inline bool lm_cpu_reads(const lm_cpu *f, const lm_op *op) {
+    return op->kind == LM_OP_LINEAR || (op->kind == LM_OP_ATTENTION && f->n == 1 && op->attn.kv_heads > 1); /* one head is no job */
+}
 /* lanes.c: products in the lane that configure chose for them. */
 /* How a device of its lane quantizes the inputs of an op's products. */
 void lm_cpu_choose_lane(const lm_device *d, const lm_program *p, const lm_op *op, lm_cpu_op *out);
