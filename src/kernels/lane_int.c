@@ -85,7 +85,9 @@ void lm_int_pack(const lm_int_kernels *k, lm_int_lane lane, const float *x, size
 }
 void lm_int_pack_rows(const lm_int_kernels *k, lm_int_lane lane, const float *const *src, uint32_t n_t, uint32_t i, uint32_t K, void *xq) {
     const uint32_t t0 = lm_int_first(lane, n_t, i), w = lm_int_first(lane, n_t, i + 1) - t0;
-    k->quantise(lane, src, w, K, (uint8_t *)xq + (size_t)t0 * (K / LM_INT_BLK) * lm_int_token(lane));
+    const size_t blocks = K / LM_INT_BLK;
+    uint8_t *dst = (uint8_t *)xq + t0 * blocks * lm_int_token(lane);
+    k->quantise(lane, src, w, K, dst, dst + w * blocks * LM_INT_FRONT);
 }
 
 /* ---- tasks -----------------------------------------------------------------------------------------------------------------------*/
@@ -162,11 +164,8 @@ static void put_quantised(const lm_int_product *p, uint32_t row, uint32_t t0, ui
     const float *src[LM_INT_WIDEST];
     for (uint32_t t = 0; t < n_t; t++) src[t] = out + t * PAIR;
     const size_t blocks = p->w->rows / LM_INT_BLK, b = row / LM_INT_BLK;
-    uint8_t *tile = (uint8_t *)p->gate->xq + t0 * blocks * lm_int_token(p->lane), one[LM_INT_WIDEST * (LM_INT_FRONT + LM_INT_TAIL)];
-    p->k->quantise(p->lane, src, n_t, LM_INT_BLK, one);
-    memcpy(tile + b * n_t * LM_INT_FRONT, one, (size_t)n_t * LM_INT_FRONT);
-    if (p->lane == LM_INT_8) return;
-    memcpy(tile + blocks * n_t * LM_INT_FRONT + b * n_t * LM_INT_TAIL, one + n_t * LM_INT_FRONT, (size_t)n_t * LM_INT_TAIL);
+    uint8_t *tile = (uint8_t *)p->gate->xq + t0 * blocks * lm_int_token(p->lane);
+    p->k->quantise(p->lane, src, n_t, LM_INT_BLK, tile + b * n_t * LM_INT_FRONT, tile + blocks * n_t * LM_INT_FRONT + b * n_t * LM_INT_TAIL);
 }
 /* out2: the gate's second product */
 static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {
@@ -255,9 +254,9 @@ static void run_tiles(const lm_int_product *p, uint32_t i, const lm_int_segments
     for (int pass = 0; pass <= (p->gate != NULL); pass++) {
         const lm_int_plane w = unpack(p, pass ? p->gate->w : p->w, s, scratch);
         later next = p->gate && !pass ? later_of(p, p->gate->w, s, i1 - i0) : later_of(p, p->w, s + 2, i1 - i0);
-        for (uint32_t j = i0; j < i1; j++) {
+        for (uint32_t j = i0, t0 = first_t, n_t; j < i1; j++, t0 += n_t) {
             ask(&next);
-            const uint32_t t0 = lm_int_first(p->lane, p->n_t, j), n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
+            n_t = lm_int_first(p->lane, p->n_t, j + 1) - t0;
             float *const first = out + (p->gate ? (t0 - first_t) * PAIR : 0), *const to = pass ? second : first;
             p->k->tile(p->lane, &w, tile_at(p, t0), n_t, g, there ? p->y + t0 * p->ldy + row : to, there ? p->ldy : PAIR);
             if (!there && (pass || !p->gate)) finish(p, row, t0, n_t, PAIR, first, second);

@@ -80,8 +80,9 @@ typedef void (*lm_int_gemv_fn)(lm_int_lane lane, const uint8_t *strip, const uin
 
 typedef struct lm_int_kernels {
     const char *level;
-    /* w rows (x[t] each of K elements) to a tile of width w */
-    void (*quantise)(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
+    /* w rows (x[t] each of K elements) to a tile of width w, or to neighbouring blocks of one: their fronts to dst, their tails, where the lane has
+     * some, to tail */
+    void (*quantise)(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail);
     lm_int_unpack_fn unpack[LM_PACK_COUNT];
     /* out[t*ld + 0..32): a tile of n_t tokens by the plane's 32 rows */
     void (*tile)(lm_int_lane lane, const lm_int_plane *w, const uint8_t *x, uint32_t n_t, const lm_int_segments *g, float *out, size_t ld);
@@ -127,10 +128,10 @@ void lm_int_run(const lm_int_product *p, uint32_t i, float *scratch);
 extern const lm_int_kernels lm_int_c;
 #if defined(__x86_64__)
 extern const lm_int_kernels lm_int_avx2, lm_int_avxvnni, lm_int_vnni;
-void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
-void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
+void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail);
+void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail);
 #elif defined(__aarch64__)
 extern const lm_int_kernels lm_int_neon, lm_int_dotprod, lm_int_i8mm;
-void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst);
+void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail);
 #endif
 #endif

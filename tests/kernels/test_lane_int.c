@@ -309,9 +309,9 @@ static void all_quantise(const float *const *row, uint32_t K) {
         for (uint32_t w = 1; w <= lm_int_width(lane); w++) {
             const size_t n = (size_t)w * (K / 32) * lm_int_token(lane);
             uint8_t *got = kern_guard(n);
-            lm_int_nth(0)->quantise(lane, row, w, K, plain);
+            lm_int_nth(0)->quantise(lane, row, w, K, plain, plain + w * (K / 32) * LM_INT_FRONT);
             for (uint32_t i = 1; lm_int_nth(i); i++) {
-                lm_int_nth(i)->quantise(lane, row, w, K, got);
+                lm_int_nth(i)->quantise(lane, row, w, K, got, got + w * (K / 32) * LM_INT_FRONT);
                 for (size_t b = 0; b < n; b += 4) {
                     float p, g;
                     memcpy(&p, plain + b, 4), memcpy(&g, got + b, 4);
@@ -341,7 +341,7 @@ static void quantises(void **state) {
     all_quantise(row, K);
     float dx; /* a row with an infinite element says so */
     uint8_t plain[(K / 32) * 48];
-    lm_int_nth(0)->quantise(LM_INT_8, &row[1], 1, K, plain);
+    lm_int_nth(0)->quantise(LM_INT_8, &row[1], 1, K, plain, NULL);
     memcpy(&dx, plain + 48, 4);
     assert_true(isnan(dx));
 }

@@ -19,7 +19,7 @@ static void coarse_tile(const lm_bf16_tile *a) {
     lm_free(y);
 }
 /* Four bits of mantissa, then quantized. */
-static void coarse_quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+static void coarse_quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
     float *y = lm_malloc((size_t)w * K * sizeof *y);
     const float *row[6];
     assert_non_null(y);
@@ -32,7 +32,7 @@ static void coarse_quantise(lm_int_lane lane, const float *const *x, uint32_t w,
             memcpy(&y[(size_t)t * K + k], &u, 4);
         }
     }
-    true_int->quantise(lane, row, w, K, dst);
+    true_int->quantise(lane, row, w, K, dst, tail);
     lm_free(y);
 }
 

@@ -67,8 +67,8 @@ LM_INLINE void rounded(bool quiet, bool finite, const float *x, float s, small h
 }
 #include "kernels/body/int_quantise.h"
 
-void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    quantise_tile(lane, x, w, K, dst);
+void lm_int_quantise_avx2(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
+    quantise_tile(lane, x, w, K, dst, tail);
 }
 /* u up to 63: two products and their sum stay within 16 bits */
 LM_INLINE vi i_dp(vi acc, vi u, int32_t x) {

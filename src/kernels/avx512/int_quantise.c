@@ -116,30 +116,41 @@ LM_INLINE void put_block(int W, bool wide, const float *const *x, uint32_t k, co
     v = _mm512_add_epi32(v, _mm512_shuffle_i64x2(v, v, 0x4e));
     put_head(W, sum, _mm512_mask_mul_ps(step, 0xff00, dx, _mm512_cvtepi32_ps(v)), dst);
 }
-/* Blocks [0, K/32) by i8's rule where top is 127 and i16's where it is 32512; false where an element is not finite. */
-LM_INLINE bool plain(int W, bool wide, const float *const *x, uint32_t K, uint8_t *dst) {
+/* top / m, then m / top, of a block */
+LM_INLINE __m512 scales(int W, const float *const *x, uint32_t k, __m512 top, __mmask16 *bad) {
+    const __m512i bits = largest(W, x, k);
+    const __m512 m = _mm512_castsi512_ps(bits);
+    *bad |= _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    const __mmask16 some = _mm512_cmp_ps_mask(m, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
+    return _mm512_maskz_div_ps(some, _mm512_mask_mov_ps(top, 0xff00, m), _mm512_mask_mov_ps(m, 0xff00, top));
+}
+LM_INLINE void put_scaled(int W, bool wide, const float *const *x, uint32_t k, __m512 q, uint8_t *dst, uint8_t *tail) {
+    float s[8];
+    _mm256_storeu_ps(s, _mm512_castps512_ps256(q));
+    __asm__("" : "+m"(s)); /* loads broadcast for nothing, shuffles of what is still in a register do not */
+    put_block(W, wide, x, k, s, _mm512_shuffle_f32x4(q, q, 0xee), 0, dst, tail);
+}
+/* Blocks [0, K/32) by i8's rule where top is 127 and i16's where it is 32512; false where an element is not finite. A block's scales take long:
+ * they are on their way while the block before is put. */
+LM_INLINE bool plain(int W, bool wide, const float *const *x, uint32_t K, uint8_t *dst, uint8_t *tail) {
     const __m512 top = _mm512_set1_ps(wide ? 32512.0f : 127.0f);
-    uint8_t *tail = dst + (size_t)(K / LM_INT_BLK) * W * LM_INT_FRONT;
     __mmask16 bad = 0;
-    for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += W * LM_INT_FRONT, tail += W * LM_INT_TAIL) {
-        const __m512i bits = largest(W, x, k);
-        const __m512 m = _mm512_castsi512_ps(bits);
-        bad |= _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
-        const __mmask16 some = _mm512_cmp_ps_mask(m, _mm512_set1_ps(0x1p-100f), _CMP_GE_OQ);
-        const __m512 q = _mm512_maskz_div_ps(some, _mm512_mask_mov_ps(top, 0xff00, m), _mm512_mask_mov_ps(m, 0xff00, top));
-        float s[8];
-        _mm256_storeu_ps(s, _mm512_castps512_ps256(q));
-        put_block(W, wide, x, k, s, _mm512_shuffle_f32x4(q, q, 0xee), 0, dst, tail);
+    __m512 q = scales(W, x, 0, top, &bad);
+    for (uint32_t k = 0; k + LM_INT_BLK < K; k += LM_INT_BLK, dst += W * LM_INT_FRONT, tail += W * LM_INT_TAIL) {
+        const __m512 next = scales(W, x, k + LM_INT_BLK, top, &bad);
+        put_scaled(W, wide, x, k, q, dst, tail);
+        q = next;
     }
+    put_scaled(W, wide, x, K - LM_INT_BLK, q, dst, tail);
     return !bad;
 }
 /* Loud blocks are known when all maxima are: these wait where dx will stand. */
-LM_INLINE bool mixed(int W, const float *const *x, uint32_t K, uint8_t *dst) {
+LM_INLINE bool mixed(int W, const float *const *x, uint32_t K, uint8_t *dst, uint8_t *tail) {
     const __m512 low = _mm512_set1_ps(127.0f), high = _mm512_set1_ps(32512.0f), n = _mm512_set1_ps((float)(K / LM_INT_BLK));
     const __mmask16 tokens = first_n(W);
     __m512 sum = _mm512_setzero_ps();
     __mmask16 bad = 0;
-    uint8_t *at = dst, *tail = dst + (size_t)(K / LM_INT_BLK) * W * LM_INT_FRONT;
+    uint8_t *at = dst;
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, at += W * LM_INT_FRONT) {
         const __m512i bits = largest(W, x, k);
         bad |= _mm512_cmpge_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
@@ -160,20 +171,20 @@ LM_INLINE bool mixed(int W, const float *const *x, uint32_t K, uint8_t *dst) {
     }
     return !bad;
 }
-LM_INLINE bool any_lane(int W, lm_int_lane lane, const float *const *x, uint32_t K, uint8_t *dst) {
-    if (lane == LM_INT_8) return plain(W, false, x, K, dst);
-    return lane == LM_INT_16 ? plain(W, true, x, K, dst) : mixed(W, x, K, dst);
+LM_INLINE bool any_lane(int W, lm_int_lane lane, const float *const *x, uint32_t K, uint8_t *dst, uint8_t *tail) {
+    if (lane == LM_INT_8) return plain(W, false, x, K, dst, tail);
+    return lane == LM_INT_16 ? plain(W, true, x, K, dst, tail) : mixed(W, x, K, dst, tail);
 }
-void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+void lm_int_quantise_vnni(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
     bool finite = false;
     switch (w) {
-    case 1: finite = any_lane(1, lane, x, K, dst); break;
-    case 2: finite = any_lane(2, lane, x, K, dst); break;
-    case 3: finite = any_lane(3, lane, x, K, dst); break;
-    case 4: finite = any_lane(4, lane, x, K, dst); break;
-    case 5: finite = any_lane(5, lane, x, K, dst); break;
-    case 6: finite = any_lane(6, lane, x, K, dst); break;
+    case 1: finite = any_lane(1, lane, x, K, dst, tail); break;
+    case 2: finite = any_lane(2, lane, x, K, dst, tail); break;
+    case 3: finite = any_lane(3, lane, x, K, dst, tail); break;
+    case 4: finite = any_lane(4, lane, x, K, dst, tail); break;
+    case 5: finite = any_lane(5, lane, x, K, dst, tail); break;
+    case 6: finite = any_lane(6, lane, x, K, dst, tail); break;
     default: break;
     }
-    if (!finite) lm_int_quantise_avx2(lane, x, w, K, dst); /* rare: all over, block by block */
+    if (!finite) lm_int_quantise_avx2(lane, x, w, K, dst, tail); /* rare: all over, block by block */
 }

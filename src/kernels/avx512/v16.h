@@ -54,6 +54,9 @@ LM_INLINE vf v_nibble_m8(vi a) {
     return _mm512_permutexvar_ps(a, _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7));
 }
 LM_INLINE void v_store_f16(uint16_t *p, vf a) { _mm256_storeu_si256((__m256i *)p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)); }
+#ifndef LM_ACTS
+#define LM_ACTS 4
+#endif
 #define LM_SCALE 1
 LM_INLINE vf v_scale(vf p, vf t, vf n) {
     (void)t;

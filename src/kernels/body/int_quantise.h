@@ -44,8 +44,7 @@ static void quantise_mixed(const float *x, uint32_t w, uint32_t t, uint32_t K, u
             quantise_block(true, true, m, x + k, w, t, dst, tail);
     }
 }
-static void quantise_tile(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    uint8_t *tail = dst + (size_t)(K / LM_INT_BLK) * w * LM_INT_FRONT;
+static void quantise_tile(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
     for (uint32_t t = 0; lane == LM_INT_MIXED && t < w; t++) quantise_mixed(x[t], w, t, K, dst, tail);
     if (lane == LM_INT_MIXED) return;
     for (uint32_t k = 0; k < K; k += LM_INT_BLK, dst += w * LM_INT_FRONT, tail += w * LM_INT_TAIL)

@@ -206,6 +206,12 @@ static void gated_oai(float *y, const float *gate, const float *up, float limit,
 }
 #define LM_GATED_LOOP(KIND) \
     case KIND: \
+        for (; LM_ACTS > 1 && i + 16 * LM_ACTS <= n; i += 16 * LM_ACTS) { \
+            vf a[LM_ACTS]; \
+            LM_SIDE(j, LM_ACTS) a[j] = v_load(gate + i + 16 * j); \
+            v_acts(KIND, LM_ACTS, a); \
+            LM_SIDE(j, LM_ACTS) v_store(y + i + 16 * j, v_mul(a[j], v_load(up + i + 16 * j))); \
+        } \
         for (; i + 16 <= n; i += 16) v_store(y + i, v_mul(v_act(KIND, v_load(gate + i)), v_load(up + i))); \
         if (i < n) v_store_n(y + i, v_mul(v_act(KIND, v_load_n(gate + i, n - i)), v_load_n(up + i, n - i)), n - i); \
         break;

@@ -77,7 +77,7 @@ LM_INLINE void rounded(bool quiet, bool finite, const float *x, float s, small h
 }
 #include "kernels/body/int_quantise.h"
 
-void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
-    quantise_tile(lane, x, w, K, dst);
+void lm_int_quantise_neon(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
+    quantise_tile(lane, x, w, K, dst, tail);
 }
 const lm_int_kernels lm_int_neon = {.level = "neon", .quantise = lm_int_quantise_neon, .unpack = LM_INT_UNPACK, .tile = int_tile, .gemv = LM_INT_GEMVS};

@@ -37,16 +37,15 @@ static void quantise_block(bool quiet, const float *x, uint32_t w, uint32_t t, u
     memcpy(dst + 4 * (3 * w + t), &c[1], 4);
     if (tail) memcpy(tail + LM_INT_TAIL * t, &c[2], 8);
 }
-static void quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst) {
+static void quantise(lm_int_lane lane, const float *const *x, uint32_t w, uint32_t K, uint8_t *dst, uint8_t *tail) {
     const uint32_t n = K / LM_INT_BLK;
-    uint8_t *tails = dst + (size_t)n * w * LM_INT_FRONT;
     for (uint32_t t = 0; t < w; t++) {
         float sum = 0;
         for (uint32_t k = 0; lane == LM_INT_MIXED && k < K; k += LM_INT_BLK) sum = fmaf(largest(x[t] + k), largest(x[t] + k), sum);
         for (uint32_t b = 0; b < n; b++) {
             const float *xb = x[t] + (size_t)b * LM_INT_BLK;
             const bool quiet = lane == LM_INT_8 || (lane == LM_INT_MIXED && !lm_int_loud(largest(xb), sum, n));
-            quantise_block(quiet, xb, w, t, dst + (size_t)b * w * LM_INT_FRONT, lane == LM_INT_8 ? NULL : tails + (size_t)b * w * LM_INT_TAIL);
+            quantise_block(quiet, xb, w, t, dst + (size_t)b * w * LM_INT_FRONT, lane == LM_INT_8 ? NULL : tail + (size_t)b * w * LM_INT_TAIL);
         }
     }
 }
