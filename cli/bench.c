@@ -12,7 +12,8 @@ static const char about[] =
     "of\n"
     "multiply-adds, before, after and around each repeat. Prefill is a share of the peak of its lane's instructions (products with weights "
     "alone\n"
-    "count), of the whole model and of its layers without the head; decode one of the bandwidth (bytes of weights, as stored). Token ids are synthetic. Lists are comma-separated.";
+    "count), of the whole model and of its layers without the head; decode one of the bandwidth (bytes of weights,\n"
+    "as stored). Token ids are synthetic. Lists are comma-separated.";
 
 typedef struct list {
     uint32_t v[MAX_LIST], n;
