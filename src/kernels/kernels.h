@@ -137,6 +137,12 @@ typedef struct lm_gate {
                * lane, and nothing to y. */
 } lm_gate;
 
+/* y[t*ld + r] += bias[r] for n_t tokens and n rows; bias NULL: nothing */
+static inline void lm_add_bias(const float *bias, uint32_t n, uint32_t n_t, size_t ld, float *y) {
+    for (uint32_t t = 0; bias && t < n_t; t++)
+        for (uint32_t r = 0; r < n; r++) y[t * ld + r] += bias[r];
+}
+
 struct lm_bf16_kernels;
 typedef struct lm_product {
     const lm_kernels *k;

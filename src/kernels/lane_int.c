@@ -105,7 +105,8 @@ static uint32_t row_tasks(const lm_int_product *p) {
 }
 
 /* Tiles are handed out in groups of one strip pair: as many as there are up to GROUP tokens, since a task unpacks its weights anew, but so few that
- * all threads have work to the end. mixed takes half as many: with all of them it was 13 % slower, asked for ahead or not. */
+ * all threads have work to the end: i16's tiles take twice as long, so its tasks are twice as many. mixed takes half as many tokens: with all of them
+ * it was 13 % slower, asked for ahead or not. */
 uint32_t lm_int_groups(const lm_int_product *p, uint32_t n) {
     uint32_t rows = 0;
     for (uint32_t i = 0; i < n; i++) rows += row_tasks(&p[i]);
@@ -150,11 +151,6 @@ static void segments_of(const lm_int_product *p, lm_int_segments *g) {
 }
 /* ---- outputs: [n_t][ld] in scratch, of the rows from `row` on -------------------------------------------------------------------------*/
 static uint32_t width(const lm_int_product *p, uint32_t row, uint32_t ld) { return p->w->rows - row < ld ? p->w->rows - row : ld; }
-static void add_bias(const lm_int_product *p, const float *bias, uint32_t row, uint32_t n_t, uint32_t ld, float *out) {
-    const uint32_t n = width(p, row, ld);
-    for (uint32_t t = 0; bias && t < n_t; t++, out += ld)
-        for (uint32_t r = 0; r < n; r++) out[r] += bias[row + r];
-}
 static void put(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, const float *out) {
     const uint32_t n = width(p, row, ld);
     for (uint32_t t = 0; t < n_t; t++, out += ld) memcpy(p->y + (t0 + t) * p->ldy + row, out, n * sizeof *out);
@@ -170,9 +166,9 @@ static void put_quantised(const lm_int_product *p, uint32_t row, uint32_t t0, ui
 /* out2: the gate's second product */
 static void finish(const lm_int_product *p, uint32_t row, uint32_t t0, uint32_t n_t, uint32_t ld, float *out, float *out2) {
     const lm_gate *g = p->gate;
-    add_bias(p, p->bias, row, n_t, ld, out);
+    lm_add_bias(p->bias ? p->bias + row : NULL, width(p, row, ld), n_t, ld, out);
     if (g) {
-        add_bias(p, g->bias, row, n_t, ld, out2);
+        lm_add_bias(g->bias ? g->bias + row : NULL, width(p, row, ld), n_t, ld, out2);
         g->k->gated(g->act, out, out, out2, g->limit, g->alpha, n_t * ld);
     }
     if (g && g->xq) put_quantised(p, row, t0, n_t, out);

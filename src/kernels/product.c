@@ -174,10 +174,6 @@ static void write_tile(const task *k, uint32_t t0, uint32_t width, const float *
                 for (uint32_t r = 0; r < n && r < 16; r++) y[r] = bias ? src[r] + bias[r] : src[r];
         }
 }
-static void add_bias(const float *bias, uint32_t row, uint32_t n, uint32_t width, float *total) {
-    for (uint32_t t = 0; bias && t < width; t++)
-        for (uint32_t r = 0; r < n; r++) total[t * 16 + r] += bias[row + r];
-}
 /* What a gate's two products join to, strip by strip: rows of y, or pairs of the next product's input. */
 static void write_gated(const task *k, uint32_t t0, uint32_t width, float *total) {
     const lm_product *p = k->p;
@@ -185,8 +181,8 @@ static void write_gated(const task *k, uint32_t t0, uint32_t width, float *total
     for (uint32_t s = 0; s < k->n_c; s++, total += (size_t)k->ld * 16) {
         const uint32_t row = (k->s0 + s) * 16, n = p->w->rows - row < 16 ? p->w->rows - row : 16;
         float *up = total + (size_t)k->n_c * k->ld * 16;
-        add_bias(p->bias, row, n, width, total);
-        add_bias(g->bias, row, n, width, up);
+        lm_add_bias(p->bias ? p->bias + row : NULL, n, width, 16, total);
+        lm_add_bias(g->bias ? g->bias + row : NULL, n, width, 16, up);
         g->k->gated(g->act, total, total, up, g->limit, g->alpha, width * 16);
         if (g->xq) {
             uint16_t rounded[LM_TILE * 16];
@@ -231,23 +227,23 @@ static void bf16_pass(const task *k, const block *blk, uint32_t n, uint32_t t, u
     const lm_packed_matrix *w = p->w;
     const bool whole = !p->gate && (uint64_t)(k->s0 + k->n_s) * 16 <= w->rows;
     lm_bf16_tile a = {.strip_bytes = w->strip_bytes, .n_c = k->n_c, .n_t = width, .ld = k->ld, .slot = k->slot, .ldy = p->ldy};
-    for (uint32_t i = 0; i < n * k->n_s / k->n_c; i++) {
-        const uint32_t b = i % n, s = i / n * k->n_c;
-        a.w = strip_at(k, s, 0) + (size_t)blk[b].k * 32;
-        a.x = (const uint32_t *)(const void *)p->xp + (size_t)t * ((w->K + 1) / 2) + (size_t)(blk[b].k / 2) * width;
-        a.pairs = (blk[b].n + 1) / 2;
-        a.joins = blk[b].joins;
-        a.first = blk[b].first;
-        a.total = totals + blk[b].at * (size_t)k->slot + (size_t)s * k->ld * 16;
-        if (last && whole && b + 1 == n) {
-            a.y = p->y + (size_t)t * p->ldy + (size_t)k->s0 * 16;
-            a.bias = p->bias ? p->bias + (size_t)k->s0 * 16 : NULL;
+    for (uint32_t s = 0; s < k->n_s; s += k->n_c)
+        for (uint32_t b = 0; b < n; b++) {
+            a.w = strip_at(k, s, 0) + (size_t)blk[b].k * 32;
+            a.x = (const uint32_t *)(const void *)p->xp + (size_t)t * ((w->K + 1) / 2) + (size_t)(blk[b].k / 2) * width;
+            a.pairs = (blk[b].n + 1) / 2;
+            a.joins = blk[b].joins;
+            a.first = blk[b].first;
+            a.total = totals + blk[b].at * (size_t)k->slot + (size_t)s * k->ld * 16;
+            if (last && whole && b + 1 == n) {
+                a.y = p->y + (size_t)t * p->ldy + (size_t)k->s0 * 16;
+                a.bias = p->bias ? p->bias + (size_t)k->s0 * 16 : NULL;
+            }
+            a.ahead = stretch(next, step * a.pairs / 64);
+            a.step = a.ahead ? step : 0;
+            if (!a.ahead) a.ahead = a.w;
+            p->bf16->tile(&a);
         }
-        a.ahead = stretch(next, step * a.pairs / 64);
-        a.step = a.ahead ? step : 0;
-        if (!a.ahead) a.ahead = a.w;
-        p->bf16->tile(&a);
-    }
     if (last && p->gate) write_gated(k, t, width, totals);
     else if (last && !whole) write_tile(k, t, width, totals);
 }

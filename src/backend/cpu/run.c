@@ -207,11 +207,12 @@ static lm_status make_room(lm_cpu *f, lm_error *err) {
 #define SOON 8u /* ops from the one that runs */
 #define NEAR 4u
 static void ask_op(const lm_cpu *f, uint32_t i) {
-    const lm_op *op = &f->p->op[i], *near = op - NEAR;
+    const lm_op *op = &f->p->op[i];
     const lm_cpu_op *aux = lm_cpu_aux(f, op);
     __builtin_prefetch(op), __builtin_prefetch((const char *)(op + 1) - 1);
     __builtin_prefetch(aux), __builtin_prefetch((const char *)(aux + 1) - 1);
     if (i < NEAR) return;
+    const lm_op *near = op - NEAR;
     if (near->w != LM_NONE) __builtin_prefetch(&f->d->weight[near->w]);
     if (near->v != LM_NONE) __builtin_prefetch(&f->d->vec[near->v]);
     __builtin_prefetch(&f->val[near->out]), __builtin_prefetch(&f->p->value[near->out]);
