@@ -38,12 +38,14 @@ static bool always(void) { return true; }
         } \
         return sum; \
     }
-#define LM_STREAM_FN(name, attr) \
+/* AHEAD: bytes ahead that memory is asked; 0: the hardware alone has to foresee what comes */
+#define LM_STREAM_FN(name, attr, AHEAD) \
     attr static uint64_t name(const uint64_t *p, uint64_t n) { \
         typedef uint64_t v8 __attribute__((vector_size(64), aligned(8), may_alias)); \
         v8 s0 = {0}, s1 = {0}, s2 = {0}, s3 = {0}; \
         for (uint64_t i = 0; i < n; i += 64) { \
             const v8 *v = (const v8 *)(p + i); \
+            for (int j = 0; AHEAD && j < 8; j++) __builtin_prefetch((const char *)(v + j) + AHEAD); \
             s0 += v[0] + v[4], s1 += v[1] + v[5], s2 += v[2] + v[6], s3 += v[3] + v[7]; \
         } \
         s0 += s1 + (s2 + s3); \
@@ -51,6 +53,7 @@ static bool always(void) { return true; }
         for (int j = 0; j < 8; j++) sum += s0[j]; \
         return sum; \
     }
+#define LM_STREAM_FNS(name, attr) LM_STREAM_FN(name, attr, 0) LM_STREAM_FN(name##_ahead, attr, 2048)
 
 /* ---- plain C: what the compiler makes of a loop ------------------------------------------------------------------------------------*/
 static uint64_t f32_c(uint64_t steps) {
@@ -76,7 +79,7 @@ static uint64_t int8_c(uint64_t steps) {
     for (int i = 0; i < 32; i++) sum += (uint64_t)acc[i];
     return sum;
 }
-LM_STREAM_FN(stream_c, )
+LM_STREAM_FNS(stream_c, )
 
 #if defined(__x86_64__)
 /* ---- AVX-512 and AVX2 -----------------------------------------------------------------------------------------------------------*/
@@ -105,17 +108,20 @@ LM_PEAK_FN(f32_avx2, LM_TARGET("avx2,fma"), 12, __m256, float, 8, __m256, __m256
            "x", FMA256, _mm256_storeu_ps)
 LM_PEAK_FN(int8_avxvnni, LM_TARGET("avx2,avxvnni"), 12, __m256i, int32_t, 8, __m256i, __m256i, _mm256_set1_epi8(1), _mm256_set1_epi8(1),
            _mm256_setzero_si256(), "x", _mm256_dpbusd_avx_epi32, _mm256_storeu_si256)
-/* bytes to pairs of 16 bits, pairs to 32 bits: the pairs' sums could saturate with larger values, which a peak need not care about */
-#define DOT256(acc, a, b) _mm256_add_epi32(acc, _mm256_madd_epi16(hide256(_mm256_maddubs_epi16(a, b)), _mm256_set1_epi16(1)))
-/* each chain its own product: without this the compiler computes it once per step */
-LM_TARGET("avx2") static inline __m256i hide256(__m256i v) {
-    __asm__ volatile("" : "+x"(v));
-    return v;
+/* Bytes to pairs of 16 bits, eight of which are added up before they are widened, as kernels do with weights of 4 bits. Each product is of
+ * operands hidden anew: it would be computed once for all chains. */
+LM_TARGET("avx2") static inline __m256i dot256(__m256i acc, __m256i a, __m256i b) {
+    __m256i sum = _mm256_setzero_si256();
+    LM_DO_PRAGMA(GCC unroll 8) for (int i = 0; i < 8; i++) {
+        __asm__ volatile("" : "+x"(a));
+        sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(a, b));
+    }
+    return _mm256_add_epi32(acc, _mm256_madd_epi16(sum, _mm256_set1_epi16(1)));
 }
-LM_PEAK_FN(int8_avx2, LM_TARGET("avx2"), 12, __m256i, int32_t, 8, __m256i, __m256i, _mm256_set1_epi8(1), _mm256_set1_epi8(1),
-           _mm256_setzero_si256(), "x", DOT256, _mm256_storeu_si256)
-LM_STREAM_FN(stream_avx512, LM_TARGET("avx512f"))
-LM_STREAM_FN(stream_avx2, LM_TARGET("avx2"))
+LM_PEAK_FN(int8_avx2, LM_TARGET("avx2"), 6, __m256i, int32_t, 8, __m256i, __m256i, _mm256_set1_epi8(1), _mm256_set1_epi8(1),
+           _mm256_setzero_si256(), "x", dot256, _mm256_storeu_si256)
+LM_STREAM_FNS(stream_avx512, LM_TARGET("avx512f"))
+LM_STREAM_FNS(stream_avx2, LM_TARGET("avx2"))
 
 #elif defined(__aarch64__)
 /* ---- NEON -----------------------------------------------------------------------------------------------------------------------*/
@@ -154,7 +160,7 @@ static const lm_peak peaks[] = {
     {LM_PEAK_BF16, "avx512 vdpbf16ps", 16 * 32, has_bf16, bf16_avx512},
     {LM_PEAK_INT8, "avx512 vpdpbusd", 16 * 64, has_vnni512, int8_avx512},
     {LM_PEAK_INT8, "avx2 vpdpbusd", 12 * 32, has_avxvnni, int8_avxvnni},
-    {LM_PEAK_INT8, "avx2 vpmaddubsw", 12 * 32, has_avx2, int8_avx2},
+    {LM_PEAK_INT8, "avx2 vpmaddubsw", 6 * 8 * 32, has_avx2, int8_avx2},
 #elif defined(__aarch64__)
     {LM_PEAK_F32, "neon fmla", 16 * 4, always, f32_neon},
     {LM_PEAK_BF16, "neon bfdot", 16 * 8, has_bf16, bf16_neon},
@@ -166,10 +172,10 @@ static const lm_peak peaks[] = {
 };
 static const lm_stream streams[] = {
 #if defined(__x86_64__)
-    {"avx512 loads", has_avx512, stream_avx512},
-    {"avx2 loads", has_avx2, stream_avx2},
+    {"avx512 loads", has_avx512, {stream_avx512, stream_avx512_ahead}},
+    {"avx2 loads", has_avx2, {stream_avx2, stream_avx2_ahead}},
 #endif
-    {"plain C", always, stream_c},
+    {"plain C", always, {stream_c, stream_c_ahead}},
 };
 
 const lm_peak *lm_peak_nth(uint32_t i) { return i < sizeof peaks / sizeof *peaks ? &peaks[i] : NULL; }

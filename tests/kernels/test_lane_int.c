@@ -374,9 +374,9 @@ static double peak_gops(void) {
 }
 static double read_gbs(const void *p, size_t bytes) {
     double best = 0;
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3 * LM_STREAM_FORMS; i++) {
         const double t = lm_now();
-        if (lm_stream_best()->sum(p, bytes / 512 * 64) == 0) fail();
+        if (lm_stream_best()->sum[i % LM_STREAM_FORMS](p, bytes / 512 * 64) == 0) fail();
         const double rate = (double)bytes / (lm_now() - t) * 1e-9;
         best = rate > best ? rate : best;
     }

@@ -37,12 +37,13 @@ static void streams_add_up(void **state) {
     v[N] = 1;
     const lm_stream *s;
     for (uint32_t i = 0; (s = lm_stream_nth(i)); i++) {
-        if (!s->has()) continue;
-        if (s->sum(v, N) != want) fail_msg("%s: a wrong sum", s->how);
-        assert_int_equal(s->sum(v, 0), 0);
-        v[77]++; /* each word counts */
-        assert_int_equal(s->sum(v, N), want + 1);
-        v[77]--;
+        for (int f = 0; s->has() && f < LM_STREAM_FORMS; f++) {
+            if (s->sum[f](v, N) != want) fail_msg("%s, form %d: a wrong sum", s->how, f);
+            assert_int_equal(s->sum[f](v, 0), 0);
+            v[77]++; /* each word counts */
+            assert_int_equal(s->sum[f](v, N), want + 1);
+            v[77]--;
+        }
     }
     lm_free(v);
 }
