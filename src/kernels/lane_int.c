@@ -211,7 +211,7 @@ static void run_direct(const lm_int_product *p, uint32_t i, const lm_int_segment
 static lm_int_plane unpack(const lm_int_product *p, const lm_packed_matrix *w, uint32_t s, float *scratch) {
     const uint32_t blocks = w->K / LM_INT_BLK;
     float *min = scratch + (size_t)blocks * 2 * PAIR;
-    const lm_int_plane plane = {(uint8_t *)(min + (size_t)blocks * 2 * PAIR), scratch, min, two_scales(w) ? 2 : 1, minima(w)};
+    const lm_int_plane plane = {(uint8_t *)(min + (size_t)blocks * 2 * PAIR), scratch, min, two_scales(w) ? 2 : 1, minima(w), w->pack};
     for (uint32_t slot = 0; slot < 2; slot++)
         p->k->unpack[w->pack](w->type, lm_packed_at(w, p->mat, s + 1 < w->strips ? s + slot : s), blocks, slot, &plane);
     return plane;

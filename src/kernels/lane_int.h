@@ -51,13 +51,14 @@ static inline uint32_t lm_int_first(lm_int_lane l, uint32_t n_t, uint32_t i) {
 /* Floats of room for n_t quantized rows; at most n_t·K. */
 static inline uint64_t lm_int_floats(lm_int_lane l, uint64_t n_t, uint32_t K) { return n_t * (K / LM_INT_BLK) * (lm_int_token(l) / 4); }
 
-/* A pair of strips (32 rows) as bytes, for blocks [0, n): q[n][8 quads][2 strips][16 rows][4], each q + 128; scale and min
- * [n][halves][2][16]. */
+/* A pair of strips (32 rows) as bytes, for blocks [0, n): q[n][8 quads][2 strips][16 rows][4], each q + 128 (on level avx2 what suits it better:
+ * int_avx2.c); scale and min [n][halves][2][16]. */
 typedef struct lm_int_plane {
     uint8_t *q;
     float *scale, *min;
     uint32_t halves; /* 1 or 2 */
     bool has_min;
+    lm_pack pack; /* of the strips */
 } lm_int_plane;
 
 /* The segments of a product that hold blocks: segment s is blocks [bound[s], bound[s+1]). Their totals wait on a stack: when s is complete, the

@@ -302,6 +302,47 @@ static void huge_scales(void **state) {
         free(p.x);
     }
 }
+/* Integers as large as they come, of either sign: sums that a level keeps in 16 bits must fit there. Every block has all its bits 0, all 1 or a mixture
+ * (|q| is greatest at one of them), every token is one value, so that v is 127, −127, or of i16's 127·256 − 128, whose low byte is −128. */
+static void extremes(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        uint32_t scale[2], n; /* where a block's halves stand, that its numbers are multiplied by */
+    } types[] = {{"Q4_0", {0, 0}, 1}, {"Q4_1", {0, 2}, 2}, {"Q5_0", {0, 0}, 1}, {"Q8_0", {0, 0}, 1}, {"Q4_K", {0, 2}, 2}, {"Q5_K", {0, 2}, 2},
+                 {"Q6_K", {208, 208}, 1}, {"Q3_K", {108, 108}, 1}, {"IQ4_NL", {0, 0}, 1}};
+    static const uint8_t fill[] = {0x00, 0xff, 0x80, 0x7f, 0xf0, 0x0f};
+    enum { ROWS = 48, K = 512 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (uint32_t T = 1; T <= 30; T += T < 7 ? 1 : 23) {
+            const lm_dtype *t = lm_dtype_by_name(types[i].name);
+            const size_t blocks = ROWS * (K / t->block);
+            problem p = {.t = t, .rows = ROWS, .K = K, .T = T, .raw = malloc(blocks * t->bytes), .x = malloc(sizeof(float) * T * K)};
+            for (size_t b = 0; b < blocks; b++) {
+                uint8_t *const raw = p.raw + b * t->bytes;
+                memset(raw, fill[b / (K / t->block) % sizeof fill], t->bytes);
+                for (uint32_t j = 0; j < types[i].n; j++) raw[types[i].scale[j]] = 0, raw[types[i].scale[j] + 1] = 0x2c; /* 2^-4 */
+            }
+            for (uint32_t k = 0; k < T * K; k++) {
+                const uint32_t kind = k / K % 4;
+                p.x[k] = kind == 0 ? 32512 : kind == 1 ? -32512 : k % 32 == 31 ? 32512 : kind == 2 ? 32384 : -32384;
+            }
+            pack_weights(&p);
+            for (lm_int_lane lane = LM_INT_8; lane <= LM_INT_MIXED; lane++) {
+                float *plain = run(&p, lm_int_nth(0), lane);
+                near_exact(&p, lane, plain);
+                is_the_contract(&p, lane, plain);
+                for (uint32_t l = 1; lm_int_nth(l); l++) {
+                    float *y = run(&p, lm_int_nth(l), lane);
+                    ASSERT_SAME(plain, y, (size_t)ROWS * T, lm_int_nth(l)->level);
+                    free(y);
+                }
+                free(plain);
+            }
+            lm_packed_free(&p.m);
+            free(p.raw), free(p.x);
+        }
+}
 /* Tiles of all widths, byte for byte at every level. */
 static void all_quantise(const float *const *row, uint32_t K) {
     uint8_t *plain = malloc(6 * (K / 32) * lm_int_token(LM_INT_16));
@@ -469,7 +510,7 @@ int main(int argc, char **argv) {
     if (argc > 1 && strcmp(argv[1], "--bench") == 0) return bench(argc - 2, argv + 2);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(quantises),    cmocka_unit_test(every_type),        cmocka_unit_test(token_counts),
-        cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit), cmocka_unit_test(huge_scales),
+        cmocka_unit_test(every_length), cmocka_unit_test(what_does_not_fit), cmocka_unit_test(huge_scales), cmocka_unit_test(extremes),
     };
     return cmocka_run_group_tests(tests, kern_print_seed, NULL);
 }

@@ -1,6 +1,20 @@
-/* Packed strips to planes of bytes (lane_int.h): each q + 128, the scales and minima as floats. Built on a level's sixteen-lane vectors; a
- * line is 64 bytes, [16 rows][4 k]. */
+/* Packed strips to planes of bytes (lane_int.h), the scales and minima as floats. Built on a level's sixteen-lane vectors; a line is 64 bytes,
+ * [16 rows][4 k]. What is decoded is u = q + off, 0 and up; a plane holds q + 128, or what the level says:
+ *   LM_PLANE_LINE(u, off): the line of a plane;
+ *   LM_PLANE_WORD: what four q become by exclusive or, in types that come as q. */
 #define LM_BYTES(b) i_set((int32_t)((b)*0x01010101u))
+#ifndef LM_PLANE_LINE
+#define LM_PLANE_LINE(u, off) ((off) == 128u ? (u) : i_add(u, LM_BYTES(128u - (off))))
+#define LM_PLANE_WORD 0x80808080u
+#endif
+
+/* Where a block of a strip stands, and its line j (quad j of all 16 rows) as bytes: for what reads strips without a plane (int_gemv.h) */
+typedef struct lm_int_place {
+    const uint8_t *group, *line, *high; /* scales; low bits; high bits */
+    int shift, high_shift, off;         /* of bits; u − q */
+    bool has_min;
+} lm_int_place;
+typedef vi (*int_quad_fn)(const lm_int_place *p, uint32_t j);
 
 /* What a token's high bytes add to its integers: 256 times x in a loud block, x in a quiet one. dx: where the block has the token's */
 LM_INLINE vi high_part(vi x, const void *dx) {
@@ -9,8 +23,8 @@ LM_INLINE vi high_part(vi x, const void *dx) {
     return i_sllv(x, i_and(i_srl(i_set(bits), 28), i_set(8)));
 }
 
-LM_INLINE void put_line(const lm_int_plane *o, uint32_t block, uint32_t quad, uint32_t slot, vi line) {
-    i_store(o->q + (size_t)block * 1024 + quad * 128 + slot * 64, line);
+LM_INLINE void put_line(const lm_int_plane *o, uint32_t block, uint32_t quad, uint32_t slot, vi u, uint32_t off) {
+    i_store(o->q + (size_t)block * 1024 + quad * 128 + slot * 64, LM_PLANE_LINE(u, off));
 }
 LM_INLINE void put_scale(const lm_int_plane *o, uint32_t block, uint32_t half, uint32_t slot, vf d) {
     v_store(o->scale + ((size_t)block * o->halves + half) * 32 + slot * 16, d);
@@ -30,7 +44,7 @@ static void int_unpack_q8_0(const lm_dtype *type, const uint8_t *strip, uint32_t
     for (uint32_t b = 0; b < n; b++) {
         ask_ahead(strip, b, 544);
         const uint8_t *g = strip + (size_t)(b / 2) * 1088;
-        for (uint32_t j = 0; j < 8; j++) put_line(o, b, j, slot, i_load(g + 64 + 512 * (b & 1) + 64 * j));
+        for (uint32_t j = 0; j < 8; j++) put_line(o, b, j, slot, i_load(g + 64 + 512 * (b & 1) + 64 * j), 128);
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
     }
 }
@@ -41,8 +55,8 @@ static void int_unpack_q4_0(const lm_dtype *type, const uint8_t *strip, uint32_t
         const uint8_t *g = strip + (size_t)(b / 2) * 576;
         for (uint32_t j = 0; j < 4; j++) {
             const vi x = i_load(g + 64 + 256 * (b & 1) + 64 * j);
-            put_line(o, b, j, slot, i_add(low_nibbles(x), LM_BYTES(120u)));
-            put_line(o, b, j + 4, slot, i_add(high_nibbles(x), LM_BYTES(120u)));
+            put_line(o, b, j, slot, low_nibbles(x), 8);
+            put_line(o, b, j + 4, slot, high_nibbles(x), 8);
         }
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
     }
@@ -55,7 +69,7 @@ static void int_unpack_q5_0(const lm_dtype *type, const uint8_t *strip, uint32_t
         const vi fifth = i_load(g + 576 + 64 * (b & 1));
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(g + 64 + 256 * (b & 1) + 64 * (j & 3)), top = i_sll(i_and(i_srl(fifth, (int)j), LM_BYTES(1u)), 4);
-            put_line(o, b, j, slot, i_add(i_or(j < 4 ? low_nibbles(x) : high_nibbles(x), top), LM_BYTES(112u)));
+            put_line(o, b, j, slot, i_or(j < 4 ? low_nibbles(x) : high_nibbles(x), top), 16);
         }
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
     }
@@ -67,8 +81,8 @@ static void int_unpack_q4_1(const lm_dtype *type, const uint8_t *strip, uint32_t
         const uint8_t *g = strip + (size_t)(b / 2) * 640;
         for (uint32_t j = 0; j < 4; j++) {
             const vi x = i_load(g + 128 + 256 * (b & 1) + 64 * j);
-            put_line(o, b, j, slot, i_or(low_nibbles(x), LM_BYTES(128u)));
-            put_line(o, b, j + 4, slot, i_or(high_nibbles(x), LM_BYTES(128u)));
+            put_line(o, b, j, slot, low_nibbles(x), 0);
+            put_line(o, b, j + 4, slot, high_nibbles(x), 0);
         }
         put_scale(o, b, 0, slot, v_load_f16(g + 32 * (b & 1)));
         put_min(o, b, slot, v_load_f16(g + 64 + 32 * (b & 1)));
@@ -86,7 +100,7 @@ static void int_unpack_q4_k(const lm_dtype *type, const uint8_t *strip, uint32_t
         const uint8_t *g = strip + (size_t)(b / 8) * 2368, *line = g + 320 + 512 * (b / 2 & 3);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j);
-            put_line(o, b, j, slot, i_or(b & 1 ? high_nibbles(x) : low_nibbles(x), LM_BYTES(128u)));
+            put_line(o, b, j, slot, b & 1 ? high_nibbles(x) : low_nibbles(x), 0);
         }
         scales_k45(g, b, slot, o);
     }
@@ -98,7 +112,7 @@ static void int_unpack_q5_k(const lm_dtype *type, const uint8_t *strip, uint32_t
         const uint8_t *g = strip + (size_t)(b / 8) * 2880, *line = g + 320 + 512 * (b / 2 & 3);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j), fifth = i_sll(i_and(i_srl(i_load(g + 2368 + 64 * j), (int)(b & 7)), LM_BYTES(1u)), 4);
-            put_line(o, b, j, slot, i_or(i_or(b & 1 ? high_nibbles(x) : low_nibbles(x), fifth), LM_BYTES(128u)));
+            put_line(o, b, j, slot, i_or(b & 1 ? high_nibbles(x) : low_nibbles(x), fifth), 0);
         }
         scales_k45(g, b, slot, o);
     }
@@ -112,7 +126,7 @@ static void int_unpack_q6_k(const lm_dtype *type, const uint8_t *strip, uint32_t
                       *high = g + 320 + 64 * (32 + 8 * h);
         for (uint32_t j = 0; j < 8; j++) {
             const vi x = i_load(line + 64 * j), top = i_sll(i_and(i_srl(i_load(high + 64 * j), (int)(2 * c)), LM_BYTES(3u)), 4);
-            put_line(o, b, j, slot, i_add(i_or(c >= 2 ? high_nibbles(x) : low_nibbles(x), top), LM_BYTES(96u)));
+            put_line(o, b, j, slot, i_or(c >= 2 ? high_nibbles(x) : low_nibbles(x), top), 32);
         }
         for (uint32_t half = 0; half < 2; half++)
             put_scale(o, b, half, slot, v_mul(v_load_f16(g), v_cvt(i_load_s8(g + 64 + 16 * (2 * (b & 7) + half)))));
@@ -129,7 +143,7 @@ static void int_unpack_generic(const lm_dtype *type, const uint8_t *strip, uint3
             for (uint32_t i = 0; i < type->block; i += 4) {
                 uint32_t word;
                 memcpy(&word, q + i, 4);
-                word ^= 0x80808080u;
+                word ^= LM_PLANE_WORD;
                 memcpy(o->q + (size_t)(b0 + i / 32) * 1024 + i / 4 % 8 * 128 + slot * 64 + 4 * r, &word, 4);
             }
             for (uint32_t g = 0; g < per * o->halves; g++) {
