@@ -184,8 +184,8 @@ LM_INLINE void gemv_strip(int_place_fn place, int_quad_fn quad, int_scale_fn sca
     for (uint32_t s = 0, n = 0;;) {
         for (uint32_t b = g->bound[s]; b < g->bound[s + 1]; b++) {
             const lm_int_place p = place(strip, b);
-            /* one token by Q8_0: lines in order, little work between them; the hardware foresees them better than it can be told */
-            if (bytes && (T > 1 || P > 1 || most < 128)) ask_ahead(strip, b, bytes);
+            /* one token by Q8_0: lines in order, little work between them; hardware of the AVX-512 kind foresees them better than it can be told */
+            if (bytes && (LM_INT_SUMS || T > 1 || P > 1 || most < 128)) ask_ahead(strip, b, bytes);
             const uint8_t *xb = x + b * step, *tail = tails + (size_t)b * LM_INT_TAIL * (size_t)T;
             if (P == 1 && loud && any_loud(T, xb)) {
                 vf sum[6]; /* acc itself stays in registers otherwise */
