@@ -271,6 +271,13 @@ static void every_length(void **state) {
     (void)state;
     for (uint32_t K = 32; K <= 1024; K += 32) check(lm_dtype_by_name(K & 32 ? "Q4_0" : "Q8_0"), 19, K, 1 + K / 32 % 5, true, false);
 }
+static void same_at_every_level(const problem *p, lm_int_lane lane, const float *plain) {
+    for (uint32_t i = 1; lm_int_nth(i); i++) {
+        float *y = run(p, lm_int_nth(i), lane);
+        ASSERT_SAME(plain, y, (size_t)p->rows * p->T, lm_int_nth(i)->level);
+        free(y);
+    }
+}
 /* MXFP4's largest scales: what a block overflows at is its own integer by its scale, however the level makes the integer. No weight and no
  * element is negative, so that infinities meet nothing that makes NaN of them. */
 static void huge_scales(void **state) {
@@ -291,11 +298,7 @@ static void huge_scales(void **state) {
             float *plain = run(&p, lm_int_nth(0), lane);
             is_the_contract(&p, lane, plain);
             if (lane == LM_INT_MIXED) assert_true(isfinite(plain[49]) && plain[49] > 0 && isinf(plain[48])); /* token 0, quiet, scales of 2^122 */
-            for (uint32_t i = 1; lm_int_nth(i); i++) {
-                float *y = run(&p, lm_int_nth(i), lane);
-                ASSERT_SAME(plain, y, (size_t)ROWS * T, lm_int_nth(i)->level);
-                free(y);
-            }
+            same_at_every_level(&p, lane, plain);
             free(plain);
         }
         lm_packed_free(&p.m);
@@ -332,11 +335,7 @@ static void extremes(void **state) {
                 float *plain = run(&p, lm_int_nth(0), lane);
                 near_exact(&p, lane, plain);
                 is_the_contract(&p, lane, plain);
-                for (uint32_t l = 1; lm_int_nth(l); l++) {
-                    float *y = run(&p, lm_int_nth(l), lane);
-                    ASSERT_SAME(plain, y, (size_t)ROWS * T, lm_int_nth(l)->level);
-                    free(y);
-                }
+                same_at_every_level(&p, lane, plain);
                 free(plain);
             }
             lm_packed_free(&p.m);
